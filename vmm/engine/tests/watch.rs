@@ -5,11 +5,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use bench::{Bench, KCODE, UCODE, UDATA, handler};
-use engine::Exit;
 use engine::bus::{Processor, Watch};
+use engine::{Exit, Vectors};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
+use x86::model::SAPPHIRERAPIDS;
 use x86::watch::{Access, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Interest, Range};
 
 /// A word as a test writes it down.
@@ -671,6 +672,94 @@ fn a_data_breakpoint_is_a_trap_after_the_instruction_or_the_iteration() {
     assert_eq!(debug(&mut b), (CODE + 10, 1, 2), "between iterations RF is saved set");
     assert_eq!(b.cpu.state().gpr[1], 5, "after the third iteration");
     assert_eq!(b.cpu.retired(), 3, "MOV, MOV and the handler's HLT");
+}
+
+/// SDM Vol. 1 15.6.1 "Opmask Register to Predicate Vector Data Processing", Vol. 2A "VMASKMOV": what the mask leaves out is not accessed.
+// covers: dr/masked
+#[test]
+fn an_element_that_a_mask_leaves_out_meets_no_data_breakpoint() {
+    type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;
+    let load: Code = |a| a.vmovdqu32(zmm1.k1(), zmmword_ptr(rbx));
+    let store: Code = |a| a.vmovdqu8(zmmword_ptr(rbx).k1(), zmm2);
+    let sum: Code = |a| a.vaddph(zmm1.k1().z(), zmm2, zmmword_ptr(rbx));
+    let broadcast: Code = |a| a.vaddps(zmm1.k1(), zmm2, dword_bcst(rbx));
+    let scalar: Code = |a| a.vmovsh(word_ptr(rbx).k1(), xmm2);
+    let expand: Code = |a| a.vpexpandd(zmm1.k1(), zmmword_ptr(rbx));
+    let compress: Code = |a| a.vpcompressd(zmmword_ptr(rbx).k1(), zmm2);
+    let narrow: Code = |a| a.vcvtps2ph(ymmword_ptr(rbx).k1(), zmm2, 0);
+    let extract: Code = |a| a.vextracti32x4(xmmword_ptr(rbx).k1(), zmm2, 1);
+    let permute: Code = |a| a.vpermd(zmm1.k1(), zmm2, zmmword_ptr(rbx));
+    let gather: Code = |a| a.vpgatherdd(zmm1.k1(), dword_ptr(rbx + zmm3));
+    let scatter: Code = |a| a.vpscatterdd(dword_ptr(rbx + zmm3).k1(), zmm2);
+    let masked_load: Code = |a| a.vmaskmovps(ymm1, ymm4, ymmword_ptr(rbx));
+    let masked_store: Code = |a| a.vpmaskmovd(ymmword_ptr(rbx), ymm4, ymm2);
+    let gather_by_sign: Code = |a| a.vpgatherdd_3(ymm1, dword_ptr(rbx + ymm3), ymm4);
+    // Instruction, mask, the four bytes that are watched, and whether the breakpoint is met.
+    for (why, code, k, watched_at, met) in [
+        ("a load of elements beside it", load, 0b1011_u64, 8, false),
+        ("a load of the element", load, 0b0100, 8, true),
+        ("a load of nothing", load, 0, 8, false),
+        ("a store of its bytes", store, 0x0ff0_f00f, 20, true),
+        ("a store of none of its bytes", store, 0xfff0_ffff, 16, false),
+        ("words beside it", sum, !0b11_u64, 0, false),
+        ("one of two words", sum, 0b10, 0, true),
+        ("a broadcast that nobody takes", broadcast, 0x1_0000, 0, false),
+        ("a broadcast that one takes", broadcast, 0x8000, 0, true),
+        ("a word that is not stored", scalar, 0b10, 0, false),
+        ("a word that is stored", scalar, 0b1, 0, true),
+        ("an expansion of three", expand, 0b1_0101, 12, false),
+        ("an expansion of four", expand, 0b101_0101, 12, true),
+        ("a compression of three", compress, 0b1_0101, 12, false),
+        ("a compression of four", compress, 0b101_0101, 12, true),
+        ("halves beside it", narrow, 0xfff3, 4, false),
+        ("a half of it", narrow, 0x0008, 4, true),
+        ("elements beside it of what is extracted", extract, 0b1011, 8, false),
+        ("an element of what is extracted", extract, 0b0100, 8, true),
+        ("a permutation reads all", permute, 0b0001, 32, true),
+        ("a gather of others", gather, 0b1011, 8, false),
+        ("a gather of the element", gather, 0b0100, 8, true),
+        ("a scatter of others", scatter, 0b1011, 8, false),
+        ("a scatter of the element", scatter, 0b0100, 8, true),
+        ("VMASKMOVPS of others", masked_load, 0b1011, 8, false),
+        ("VMASKMOVPS of the element", masked_load, 0b0100, 8, true),
+        ("VPMASKMOVD of others", masked_store, 0b1011, 8, false),
+        ("VPMASKMOVD of the element", masked_store, 0b0100, 8, true),
+        ("a gather of others by their signs", gather_by_sign, 0b1011, 8, false),
+        ("a gather of the element by its sign", gather_by_sign, 0b0100, 8, true),
+    ] {
+        // Within a page, and over two.
+        for at in [DATA, DATA + 0x1000 - 24] {
+            for vectors in [Vectors::Host, Vectors::Portable] {
+                let mut b = Bench::long_by(&SAPPHIRERAPIDS, vectors);
+                let notes = watched(&mut b, at + watched_at, 4, true, true);
+                b.state(|s| {
+                    s.cr4.set_osxsave(true);
+                    s.xcr0 = 0xe7;
+                    s.gpr[3] = at;
+                    s.fpu.avx512.k[1] = k;
+                    let dwords = |of: &dyn Fn(u128) -> u128| {
+                        [0, 4, 8, 12].map(|first| (0..4).map(|i| of(first + i) << (32 * i)).sum::<u128>())
+                    };
+                    s.fpu.set_zmm(3, dwords(&|i| 4 * i));
+                    s.fpu.set_zmm(4, dwords(&|i| (u128::from(k) >> i & 1) << 31));
+                });
+                b.code(|a| {
+                    code(a)?;
+                    a.hlt()
+                });
+                let exit = b.run(1000);
+                let heard = notes.borrow().words.len();
+                assert_eq!(
+                    heard != 0,
+                    met,
+                    "{why}, at {at:x}, {vectors:?}: {exit:?}, {heard} accesses"
+                );
+                // The trap comes behind the instruction.
+                let handled = b.cpu.state().rip == handler(1) + 1;
+                assert_eq!(handled, met, "{why}, at {at:x}, {vectors:?}: {:x}", b.cpu.state().rip);
+            }
+        }
+    }
 }
 
 // covers: dr/stack-switch
