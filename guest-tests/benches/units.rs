@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use x86::model::{CpuModel, SAPPHIRERAPIDS, SKYLAKE_SERVER};
-use x86::watch::{Interest, Processor, Watch};
+use x86::watch::{Interest, Processor, Recorded, Watch};
 
 /// Has branches recorded, and throws the records away.
 struct Recorder;
@@ -24,7 +24,7 @@ struct Recorder;
 impl Watch for Recorder {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         Interest {
-            branches: true,
+            branches: Recorded::All,
             ..Interest::NOTHING
         }
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
-use x86::watch::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Recorded, Watch};
 
 /// Hears of every instruction, and tells those that have retired.
 pub struct Each<F> {
@@ -354,7 +354,7 @@ impl Watch for Retired {
             self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
         }
         Interest {
-            branches: true,
+            branches: Recorded::All,
             // The code must still be what ran, also where a guest patches it soon behind.
             branch_room: 1,
             ..Interest::NOTHING

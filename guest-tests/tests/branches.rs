@@ -15,7 +15,7 @@ use minivmm::machine::memory::{Memory, SoftEngine};
 use x86::ds::DsLayout;
 use x86::lbr::LbrLayout;
 use x86::model::{CpuModel, MODELS};
-use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Recorded, Watch};
 
 const CODE: u64 = 0x1_0000;
 const STACK: u32 = 0x8000;
@@ -33,7 +33,7 @@ struct Log(Arc<Mutex<Vec<BranchRecord>>>);
 impl Watch for Log {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         Interest {
-            branches: true,
+            branches: Recorded::All,
             ..Interest::NOTHING
         }
     }

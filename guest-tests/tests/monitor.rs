@@ -13,7 +13,7 @@ use minivmm::{
 use x86::model::{BROADWELL, CpuModel, HASWELL, SAPPHIRERAPIDS, SKYLAKE_SERVER, WESTMERE};
 use x86::msr::*;
 use x86::pt::RtitCtl;
-use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, Processor, Recorded, Watch};
 
 const TOPA: u64 = DATA;
 const AREA: u64 = DATA + 0x1000;
@@ -108,7 +108,7 @@ struct Taken(Arc<Mutex<Vec<BranchRecord>>>);
 impl Watch for Taken {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         Interest {
-            branches: true,
+            branches: Recorded::All,
             ..Interest::NOTHING
         }
     }

@@ -8,7 +8,7 @@ use minivmm::Run;
 use minivmm::config::MachineConfig;
 use minivmm::front::console::Console;
 use std::sync::{Arc, Mutex};
-use x86::watch::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Context, Effects, EventRecord, Far, Flow, Interest, Processor, Recorded, Watch};
 
 /// What an observer has heard, with a hash for each window of so many instructions.
 type Heard = guest_tests::retired::Heard<10_000>;
@@ -86,7 +86,7 @@ impl Watch for Walker {
             self.ip = Some(cpu.rip().wrapping_add(self.context.cs_base));
         }
         Interest {
-            branches: true,
+            branches: Recorded::All,
             // The code must still be what ran.
             branch_room: 64,
             ..Interest::NOTHING

@@ -3,13 +3,13 @@
 use std::{error::Error, ffi::OsString, sync::mpsc};
 
 use minivmm::{Console, MachineConfig, Run, SerialTarget};
-use x86::watch::{BranchRecord, Effects, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, Flow, Interest, Processor, Recorded, Watch};
 
 struct Branches(mpsc::Sender<BranchRecord>);
 
 impl Watch for Branches {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
-        let (branches, branch_room) = (true, 1000);
+        let (branches, branch_room) = (Recorded::All, 1000);
         Interest {
             branches,
             branch_room,

@@ -22,7 +22,7 @@ use machine::memory::Memory;
 use trace::linux::{Kernel, Module, Task};
 use x86::watch::{
     Access, AccessKind, BranchRecord, Change, CodeSize, Effects, EventRecord, Far, Flow, Interest, Processor, Range,
-    Watch,
+    Recorded, Watch,
 };
 
 use crate::{recording::GuestMemory, vm::Vm};
@@ -298,7 +298,7 @@ impl<O: Observer> Watch for Watcher<O> {
         }
         let wanted = &self.wanted;
         Interest {
-            branches: wanted.branches,
+            branches: Recorded::All.when(wanted.branches),
             branch_room: ROOM,
             transfers: wanted.events || wanted.system_calls || wanted.process_switches,
             ranges: !self.ranges.is_empty(),

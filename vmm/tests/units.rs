@@ -5,7 +5,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use machine::{Machine, memory::Memory};
 use x86::model::{CpuModel, SKYLAKE_SERVER, WESTMERE};
-use x86::watch::{BranchRecord, Effects, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Effects, Interest, Processor, Recorded, Watch};
 
 const CODE: u64 = 0x1000;
 const HANDLERS: u64 = 0x3000;
@@ -404,7 +404,7 @@ struct Count(std::sync::Arc<std::sync::atomic::AtomicUsize>);
 impl Watch for Count {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         Interest {
-            branches: true,
+            branches: Recorded::All,
             ..Interest::NOTHING
         }
     }

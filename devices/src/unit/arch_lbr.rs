@@ -30,7 +30,7 @@ use x86::msr::{
     IA32_LBR_0_FROM_IP, IA32_LBR_0_INFO, IA32_LBR_0_TO_IP, IA32_LBR_CTL, IA32_LBR_DEPTH, IA32_LER_INFO,
     MSR_LER_FROM_LIP, MsrFault,
 };
-use x86::watch::{BranchRecord, Change, Context, EventRecord, Interest};
+use x86::watch::{BranchRecord, Change, Context, EventRecord, Interest, Recorded};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 use super::lbr::is_canonical;
@@ -144,7 +144,7 @@ impl ArchLbr {
             self.ring.now(code());
         }
         Interest {
-            branches: records,
+            branches: Recorded::Taken.when(records),
             ..Interest::NOTHING
         }
     }

@@ -412,7 +412,7 @@ pub fn abort_record(from: u64, step: u64, rip: u64, code: Context) -> BranchReco
 /// Records of the end of a batch and of what came after it, of which no entries have been made yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Waiting {
-    /// From [`WINDOW`] records before the one that passes before the oldest that is kept, whose step begins its cycles.
+    /// From [`WINDOW`] taken branches before the one that passes before the oldest that is kept, whose step begins its cycles.
     records: Vec<BranchRecord>,
     /// Where in them each batch ends, and where its branches were.
     batches: Vec<(usize, Scene)>,
@@ -485,19 +485,24 @@ impl LazyRing {
             return None;
         }
         let masks = filter.masks();
-        let (mut start, mut left) = (records.len(), depth + 1);
-        while left > 0 {
-            // Before it are those that decide about its prediction, and about its like.
-            start = start.checked_sub(1).filter(|&start| start >= WINDOW)?;
-            left -= passes(&records[start], masks) as usize;
-        }
+        let back = |end: usize, masks, count| {
+            let (mut start, mut left) = (end, count);
+            while left > 0 {
+                start = usize::checked_sub(start, 1)?;
+                left -= passes(&records[start], masks) as usize;
+            }
+            Some(start)
+        };
+        let start = back(records.len(), masks, depth + 1)?;
+        // Before it are those that decide about its prediction, and about its like.
+        let first = back(start, [kinds::ALL; 2], WINDOW)?;
         let rest = &records[..start];
         let passed = if masks == [kinds::ALL; 2] {
             rest.iter().map(|r| usize::from(r.flow != 0)).sum::<usize>()
         } else {
             passing(rest, masks)
         };
-        Some((start - WINDOW, passed + depth + 1))
+        Some((first, passed + depth + 1))
     }
 
     /// An interrupt or exception comes, as [`BranchRing::note_exception`].

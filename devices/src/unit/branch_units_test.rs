@@ -37,7 +37,7 @@ fn storing(name: &str, debugctl: u64) -> (Units, Still) {
 }
 
 fn quiet(interest: Interest) -> bool {
-    !interest.branches && !interest.step_on_branches && interest.branch_room == u32::MAX
+    !interest.branches.any() && !interest.step_on_branches && interest.branch_room == u32::MAX
 }
 
 // covers: debugctl/btf
@@ -50,7 +50,7 @@ fn btf_asks_for_steps_on_branches_until_a_debug_exception() {
         units.write_msr(0x1D9, 2, &mut cpu).unwrap();
         let interest = units.interest(&mut cpu);
         assert!(
-            interest.step_on_branches && !interest.branches && interest.transfers,
+            interest.step_on_branches && !interest.branches.any() && interest.transfers,
             "{name}"
         );
         let step = event(1, far(Far::Exception, 0x10, 0x40, 0, 0));
@@ -67,7 +67,10 @@ fn a_debug_exception_stops_the_stack_and_not_the_store() {
     for (name, control, after) in [("westmere", 0xC1, 0xC0), ("core2", 0xC1, 0xC0)] {
         let (mut units, mut cpu) = storing(name, control);
         let interest = units.interest(&mut cpu);
-        assert!(interest.branches && interest.branch_room == 4, "{name}: {interest:?}");
+        assert!(
+            interest.branches.any() && interest.branch_room == 4,
+            "{name}: {interest:?}"
+        );
         let _ = units.branches(&[branch(Flow::Jump, 0x10, 0x20, 0)], &mut cpu);
         let debug = event(1, far(Far::Exception, 0x30, 0x40, 0, 0));
         let _ = units.event(&debug, &mut cpu);

@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 use x86::cpuid::Features;
 use x86::lbr::{LbrCaps, LbrFormat, LbrInfo, LbrLayout, LbrSelect};
 use x86::msr::{MSR_LASTBRANCH_0_NETBURST, MSR_LASTBRANCH_TOS_NETBURST, MSR_LBR_SELECT, MsrFault};
-use x86::watch::{BranchRecord, Change, Context, EventRecord, Interest};
+use x86::watch::{BranchRecord, Change, Context, EventRecord, Interest, Recorded};
 
 use super::branch_ring::{Beside, BranchRing, Entry, Filter, LazyRing, Style, kinds};
 
@@ -191,7 +191,7 @@ impl Lbr {
             self.ring.now(code());
         }
         Interest {
-            branches: records,
+            branches: Recorded::Taken.when(records),
             ..Interest::NOTHING
         }
     }

@@ -27,7 +27,9 @@ use x86::lbr::ArchLbrLeaf;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::status;
-use x86::watch::{Access, BranchRecord, Change, Effects, EventRecord, Far, Flow, Interest, Processor, Range, Watch};
+use x86::watch::{
+    Access, BranchRecord, Change, Effects, EventRecord, Far, Flow, Interest, Processor, Range, Recorded, Watch,
+};
 
 use arch_lbr::{ArchLbr, ArchLbrState};
 use debugctl::{DebugCtlState, DebugCtlUnit};
@@ -510,7 +512,7 @@ impl Units {
         let store = self.store_control();
         let followed = cpu.step() < self.caches_followed;
         interest.every_access |= followed;
-        interest.branches |= followed;
+        interest.branches = interest.branches.max(Recorded::All.when(followed));
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             interest.step_on_branches = control.btf();

@@ -22,19 +22,42 @@ fn what_is_predicted() {
             vec![branch(TAKEN, 0x20, 0x30)],
             branch(TAKEN, 0x20, 0x30),
             true,
-            "as the last time",
+            "where it went when it was taken",
+        ),
+        (
+            vec![branch(TAKEN, 0x20, 0x30)],
+            branch(NOT, 0x20, 0x22),
+            false,
+            "it would have gone there",
+        ),
+        (vec![], branch(NOT, 0x20, 0x22), true, "not known: nothing to go by"),
+        (
+            vec![branch(TAKEN, 0x20, 0x30), branch(NOT, 0x20, 0x22)],
+            branch(TAKEN, 0x20, 0x30),
+            true,
+            "what is not taken takes nothing out of the buffer",
         ),
         (
             vec![branch(NOT, 0x20, 0x22)],
-            branch(TAKEN, 0x20, 0x10),
+            branch(TAKEN, 0x20, 0x30),
             false,
-            "not as the last time",
+            "nor does it put something there",
         ),
         (
-            vec![branch(TAKEN, 0x20, 0x10), branch(NOT, 0x20, 0x22)],
-            branch(NOT, 0x20, 0x22),
+            core::iter::once(branch(TAKEN, 0x20, 0x30))
+                .chain([branch(Flow::Jump, 0x40, 0x50); WINDOW - 1])
+                .collect(),
+            branch(TAKEN, 0x20, 0x30),
             true,
-            "the last time counts, not the one before",
+            "the oldest in the buffer",
+        ),
+        (
+            core::iter::once(branch(TAKEN, 0x20, 0x30))
+                .chain([branch(Flow::Jump, 0x40, 0x50); WINDOW])
+                .collect(),
+            branch(TAKEN, 0x20, 0x30),
+            false,
+            "no longer in the buffer",
         ),
         (vec![], branch(Flow::JumpInd, 0x20, 0x30), false, "a target never seen"),
         (
@@ -102,4 +125,10 @@ fn answers_do_not_depend_on_the_batches() {
         }
         assert_eq!(answers, whole, "batches of {size}");
     }
+    // Of the taken branches the answers are the same where no others are recorded.
+    let answers = records.iter().copied().zip(whole);
+    let (taken, expected): (Vec<_>, Vec<_>) = answers.filter(|(r, _)| r.flow != NOT_TAKEN).unzip();
+    assert!(taken.len() < records.len());
+    let alone: Vec<_> = (0..taken.len()).map(|i| fresh.predicts(&taken, i)).collect();
+    assert_eq!(alone, expected);
 }

@@ -210,7 +210,7 @@ fn a_full_region_of_the_trace_is_an_interrupt_and_a_status_bit() {
         let interest = units.interest(&mut cpu);
         let status = RtitStatus::from_bits(units.read_msr(IA32_RTIT_STATUS, &mut cpu).unwrap());
         assert_eq!(status.error(), !caps.topa_multiple(), "{}", model.name);
-        assert_eq!(interest.branches, caps.topa_multiple(), "{}", model.name);
+        assert_eq!(interest.branches.any(), caps.topa_multiple(), "{}", model.name);
         // Ranges count where branches land, so that no instruction has to be announced.
         assert!(units.boundaries().is_empty(), "{}", model.name);
 

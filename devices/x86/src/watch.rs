@@ -163,11 +163,44 @@ impl BranchRecord {
 
 const _: () = assert!(size_of::<BranchRecord>() == 32, "a record is half a cache line");
 
+/// Which branches somebody wants to have recorded. Who wants some may be given more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recorded {
+    /// None.
+    #[default]
+    None,
+    /// Those that are taken.
+    Taken,
+    /// Those that are taken, and conditional ones that are not.
+    All,
+}
+
+impl Recorded {
+    /// That, or none.
+    pub fn when(self, wanted: bool) -> Self {
+        if wanted { self } else { Recorded::None }
+    }
+
+    /// Whether any are wanted.
+    pub fn any(self) -> bool {
+        self != Recorded::None
+    }
+
+    /// Whether a branch of this kind is wanted.
+    pub fn includes(self, flow: Flow) -> bool {
+        match self {
+            Recorded::None => false,
+            Recorded::Taken => flow.taken(),
+            Recorded::All => true,
+        }
+    }
+}
+
 /// How closely the units need to watch: what the executor has to say, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// Every branch is to be recorded, taken or not.
-    pub branches: bool,
+    /// Which branches are to be recorded.
+    pub branches: Recorded,
     /// How many branch records may wait at most before they are handed over; 1 for each at once. What must be exact to
     /// the branch (a threshold, an overflow, a buffer page that may fault) is made so by this number.
     pub branch_room: u32,
@@ -202,7 +235,7 @@ pub struct Interest {
 impl Interest {
     /// Nobody watches.
     pub const NOTHING: Self = Self {
-        branches: false,
+        branches: Recorded::None,
         branch_room: u32::MAX,
         run: 0,
         transfers: false,
@@ -219,12 +252,12 @@ impl Interest {
     /// What satisfies both.
     pub fn and(self, other: Self) -> Self {
         Self {
-            branches: self.branches | other.branches,
+            branches: self.branches.max(other.branches),
             branch_room: self.branch_room.min(other.branch_room),
             run: match (self.branches, other.branches) {
-                (true, true) => self.run.min(other.run),
-                (true, false) => self.run,
-                (false, _) => other.run,
+                (Recorded::None, _) => other.run,
+                (_, Recorded::None) => self.run,
+                _ => self.run.min(other.run),
             },
             transfers: self.transfers | other.transfers,
             interrupts: self.interrupts | other.interrupts,

@@ -36,7 +36,7 @@ fn a_record_has_the_layout_that_machine_code_writes() {
 #[test]
 fn two_appetites_make_one_that_satisfies_both() {
     let exact = Interest {
-        branches: true,
+        branches: Recorded::All,
         branch_room: 1,
         ..Interest::NOTHING
     };

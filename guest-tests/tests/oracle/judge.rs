@@ -19,7 +19,7 @@ use x86::model::CpuModel;
 use x86::msr::{IA32_FIXED_CTR0, IA32_PMC0};
 use x86::watch::{
     Access, BranchRecord, Change, Code as CodeWord, Context, Effects, EventRecord, Far, Flow, Interest, Processor,
-    Range, Watch,
+    Range, Recorded, Watch,
 };
 
 use crate::code::{Code, Kind, Line, Shared, Until};
@@ -568,7 +568,7 @@ impl Watch for Judge {
             self.start = cpu.step();
         }
         Interest {
-            branches: true,
+            branches: Recorded::All,
             code: 1,
             ranges: !self.ranges.is_empty(),
             ..interest

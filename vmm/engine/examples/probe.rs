@@ -14,7 +14,7 @@ use std::time::Instant;
 use engine::Exit;
 use engine::bus::{Bus, MsrFault, Processor, Watch};
 use rig::{CODE, Nothing, Rig, STACK};
-use x86::watch::Interest;
+use x86::watch::{Interest, Recorded};
 
 /// The rig's bus, and a watcher that has branches recorded and throws the records away if `self.0`.
 struct Recording(bool);
@@ -22,7 +22,7 @@ struct Recording(bool);
 impl Watch for Recording {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         Interest {
-            branches: self.0,
+            branches: Recorded::All.when(self.0),
             ..Interest::NOTHING
         }
     }

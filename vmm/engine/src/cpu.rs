@@ -300,14 +300,18 @@ pub(crate) mod mode {
     pub const NON_ROOT: u32 = 0x40;
     /// With [`RECORD`]: in runs, so that conditional branches are bits of the records after them.
     pub const RUNS: u32 = 0x80;
+    /// With [`RECORD`]: taken branches only.
+    pub const TAKEN: u32 = 0x100;
+    /// With [`RECORD`]: not every branch has a record of its own.
+    pub const SPARSE: u32 = RUNS | TAKEN;
     /// What watching asks for of these.
-    pub const WATCHING: u32 = RECORD | RUNS;
+    pub const WATCHING: u32 = RECORD | SPARSE;
     /// First bit of the number that stands for a code segment's base and limit.
-    pub const CODE_SHIFT: u32 = 8;
+    pub const CODE_SHIFT: u32 = 9;
     /// First bit of the number that stands for a set of boundaries, before which blocks end.
     pub const BOUNDARY_SHIFT: u32 = 24;
     /// That a code segment's number takes.
-    pub const CODE: u32 = 0xff_ff00;
+    pub const CODE: u32 = 0xff_fe00;
 }
 
 /// One logical processor.

@@ -40,7 +40,7 @@ pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<PlainHasher>>;
 const RECENT_CODES: usize = 64;
 /// Numbers given to code segments before the blocks are dropped: they must fit in the blocks' keys, with room for those that
 /// are given before the run loop gets to look.
-const MAX_CODES: u32 = 0x8000;
+const MAX_CODES: u32 = 0x4000;
 /// Sets of boundaries that are distinguished, for the same reason.
 const MAX_BOUNDARY_SETS: usize = 255;
 

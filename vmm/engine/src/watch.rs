@@ -15,6 +15,9 @@
 //! which goes into the next record that is written, and a direct jump nothing. A translation does so itself; the interpreter writes the
 //! record as ever and [packs](Cpu::pack) it. What the record of a full run says of its last branch, the target, is kept relative to the
 //! page: so it costs a store of a constant, and an addition where the page changes.
+//!
+//! Who needs no branch that is not taken ([`Recorded::Taken`], [`mode::TAKEN`]) gets no record of one. A translation has no code for
+//! it then, and the interpreter takes back what it has written.
 // The engine core is one of the rooms where `unsafe` is allowed: records are written by raw pointer.
 #![allow(unsafe_code)]
 
@@ -24,7 +27,7 @@ use x86::fault::PageFaultCode;
 use x86::rflags::flag as rf;
 use x86::watch::{
     Access, AccessKind, BadPhys, BranchRecord, Change, Code, CodeSize, Context, Effects, EventRecord, Far, Flow,
-    Interest, PageFault, Processor, Range, TraceMem, Watch,
+    Interest, PageFault, Processor, Range, Recorded, TraceMem, Watch,
 };
 
 use crate::bus::{Bus, MsrFault};
@@ -259,13 +262,13 @@ impl Cpu {
     /// After a record has been written: whether the buffer is full.
     #[inline(always)]
     fn recorded(&mut self) -> bool {
-        if self.mode & mode::RUNS != 0 {
+        if self.mode & mode::SPARSE != 0 {
             self.pack();
         }
         self.record_at == self.record_end
     }
 
-    /// Makes of the record that was just written what it is in a run.
+    /// Makes of the record that was just written what it is in a run, or nothing where only taken branches have one.
     #[inline(never)]
     fn pack(&mut self) {
         // SAFETY: Only called after a record was written, in front of `record_at`.
@@ -282,6 +285,12 @@ impl Cpu {
         const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
         const TAKEN: u8 = Flow::Cond { taken: true }.code();
         const JUMP: u8 = Flow::Jump.code();
+        if self.mode & mode::TAKEN != 0 {
+            if record.flow == NOT_TAKEN {
+                self.record_at = p;
+            }
+            return;
+        }
         match record.flow {
             flow @ (NOT_TAKEN | TAKEN) => {
                 self.run = self.run << 1 | u64::from(flow);
@@ -377,7 +386,7 @@ impl Cpu {
     /// Takes back the record of a branch that did not retire after all.
     #[cold]
     pub(crate) fn unrecord(&mut self) {
-        if self.mode & mode::RUNS != 0 {
+        if self.mode & mode::SPARSE != 0 {
             let before = self.watched.unpacked;
             self.record_at = before.at;
             (self.run, self.run_to, self.run_limit) = (before.run, before.to, before.limit);
@@ -650,15 +659,19 @@ impl Cpu {
             self.select_tlb();
         }
         let w = &mut self.watched;
-        let branches = interest.branches || interest.step_on_branches;
-        w.tell = branches || interest.transfers;
+        let wanted = match interest.step_on_branches {
+            true => interest.branches.max(Recorded::Taken),
+            false => interest.branches,
+        };
+        w.tell = wanted != Recorded::None || interest.transfers;
         w.tell_interrupts = w.tell && interest.interrupts;
         let runs = interest.run != 0 && !interest.step_on_branches;
         w.mode = w.mode & !mode::WATCHING
-            | match (branches, runs) {
-                (true, true) => mode::RECORD | mode::RUNS,
-                (true, false) => mode::RECORD,
-                (false, _) => 0,
+            | match wanted {
+                Recorded::None => 0,
+                _ if runs => mode::RECORD | mode::RUNS,
+                Recorded::All => mode::RECORD,
+                Recorded::Taken => mode::RECORD | mode::TAKEN,
             };
         let generation = watch.generation();
         let anew = w.generation != Some(generation);

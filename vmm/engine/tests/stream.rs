@@ -12,7 +12,7 @@ use engine::bus::{Processor, Watch};
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use rig::CODE;
-use x86::watch::{BranchRecord, Effects, EventRecord, Far, Flow, Interest};
+use x86::watch::{BranchRecord, Effects, EventRecord, Far, Flow, Interest, Recorded};
 
 /// What one run has heard.
 #[derive(Default)]
@@ -21,6 +21,8 @@ struct Heard {
     room: u32,
     /// Conditional branches of a run.
     run: u8,
+    /// Of branches, those that are taken.
+    taken_only: bool,
     /// Instruction pointers by number of the instruction; what did not retire is overwritten by what did.
     retired: BTreeMap<u64, u64>,
     transfers: Vec<BranchRecord>,
@@ -32,9 +34,13 @@ struct Ear(Rc<RefCell<Heard>>);
 impl Watch for Ear {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         let heard = self.0.borrow();
+        let recorded = match heard.taken_only {
+            true => Recorded::Taken,
+            false => Recorded::All,
+        };
         Interest {
             every_instruction: heard.every_instruction,
-            branches: !heard.every_instruction,
+            branches: recorded.when(!heard.every_instruction),
             branch_room: heard.room,
             run: heard.run,
             ..Interest::NOTHING
@@ -140,18 +146,22 @@ fn program(b: &mut Bench, seed: u64) {
 }
 
 fn run(seed: u64, every_instruction: bool) -> (Heard, u64, Bench) {
-    listen(seed, every_instruction, 0)
+    let ear = Heard {
+        every_instruction,
+        ..Heard::default()
+    };
+    listen(seed, ear)
 }
 
-fn listen(seed: u64, every_instruction: bool, run: u8) -> (Heard, u64, Bench) {
+/// Of an ear that wants something particular, in pieces of random length.
+fn listen(seed: u64, wants: Heard) -> (Heard, u64, Bench) {
     let mut b = Bench::long();
     program(&mut b, seed);
-    let mut r = Random(seed ^ every_instruction as u64 ^ u64::from(run) << 8 | 1);
-    let ear = Ear::default();
+    let kind = u64::from(wants.every_instruction) ^ u64::from(wants.run) << 8 ^ u64::from(wants.taken_only) << 16;
+    let mut r = Random(seed ^ kind | 1);
+    let room = 1 << r.below(12);
+    let ear = Ear(Rc::new(RefCell::new(Heard { room, ..wants })));
     let heard = ear.0.clone();
-    heard.borrow_mut().every_instruction = every_instruction;
-    heard.borrow_mut().room = 1 << r.below(12);
-    heard.borrow_mut().run = run;
     b.world.watch = Some(Box::new(ear));
     loop {
         match b.run(1 + r.below(3000)) {
@@ -252,7 +262,11 @@ fn runs_of_conditional_branches_are_what_each_of_them_would_have_been() {
         let (each, n, b) = run(seed, false);
         let expected: Vec<_> = each.transfers.iter().filter(|r| r.flow != Flow::Jump.code()).collect();
         for limit in [1, 2, 7, BranchRecord::RUN_BITS] {
-            let (packed, m, c) = listen(seed, false, limit);
+            let ear = Heard {
+                run: limit,
+                ..Heard::default()
+            };
+            let (packed, m, c) = listen(seed, ear);
             assert_eq!(b.cpu.state(), c.cpu.state(), "watching changes nothing, seed {seed}");
             assert_eq!(n, m);
             let mut expected = expected.iter().copied();
@@ -286,4 +300,25 @@ fn runs_of_conditional_branches_are_what_each_of_them_would_have_been() {
         }
     }
     assert!(bits > 20_000 && longest == 23, "{bits} {longest}");
+}
+
+// covers: interest/taken
+#[test]
+fn taken_branches_alone_are_the_taken_ones_among_all() {
+    let (mut taken, mut not_taken) = (0, 0);
+    for seed in 1..60 {
+        let (all, n, b) = run(seed, false);
+        let ear = Heard {
+            taken_only: true,
+            ..Heard::default()
+        };
+        let (alone, m, c) = listen(seed, ear);
+        assert_eq!(b.cpu.state(), c.cpu.state(), "watching changes nothing, seed {seed}");
+        assert_eq!(n, m);
+        let expected: Vec<_> = all.transfers.iter().filter(|r| r.flow != 0).copied().collect();
+        assert_eq!(alone.transfers, expected, "seed {seed}");
+        taken += expected.len();
+        not_taken += all.transfers.len() - expected.len();
+    }
+    assert!(taken > 10_000 && not_taken > 5000, "{taken} {not_taken}");
 }

@@ -14,7 +14,7 @@ use iced_x86::code_asm::*;
 use rig::{CODE, RAM, STACK, TABLES};
 use x86::model::CpuModel;
 use x86::msr::IA32_DEBUGCTL;
-use x86::watch::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Range};
+use x86::watch::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Range, Recorded};
 
 const DATA: u64 = 0x30_0000;
 /// Status bits (SDM Vol. 1 Table 16-1 "RTM Abort Status Definition").
@@ -718,7 +718,7 @@ fn the_units_hear_of_every_transaction() {
     for interest in [
         Interest::NOTHING,
         Interest {
-            branches: true,
+            branches: Recorded::All,
             ..Interest::NOTHING
         },
     ] {

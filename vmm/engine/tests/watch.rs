@@ -11,7 +11,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use rig::{CODE, STACK};
 use x86::model::SAPPHIRERAPIDS;
-use x86::watch::{Access, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Interest, Range};
+use x86::watch::{Access, BranchRecord, Change, Context, Effects, EventRecord, Far, Flow, Interest, Range, Recorded};
 
 /// A word as a test writes it down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Watch for Listener {
 }
 
 const BRANCHES: Interest = Interest {
-    branches: true,
+    branches: Recorded::All,
     ..Interest::NOTHING
 };
 
@@ -297,7 +297,7 @@ fn far_transfers_come_alone_with_the_processor_where_they_lead() {
         });
         assert_eq!(b.run(1000), Exit::Halt);
         let notes = notes.borrow();
-        let near = usize::from(interest.branches);
+        let near = usize::from(interest.branches.any());
         let heard: Vec<_> = notes
             .words
             .iter()

@@ -168,7 +168,7 @@ impl Watch for Watchers {
             step_on_branches,
             ..
         } = self.wanted;
-        match branches || transfers || step_on_branches {
+        match branches.any() || transfers || step_on_branches {
             true => with(self.units.branches(records, cpu), stop),
             false => with(Effects::NONE, stop),
         }

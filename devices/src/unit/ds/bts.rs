@@ -47,7 +47,7 @@
 use serde::{Deserialize, Serialize};
 use x86::debugctl::DebugCtl;
 use x86::ds::{BRANCH_PREDICTED, DsLayout, management};
-use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, PageFault, TraceMem};
+use x86::watch::{BranchRecord, Effects, EventRecord, Flow, Interest, PageFault, Recorded, TraceMem};
 
 use crate::unit::lbr::is_canonical;
 use crate::unit::predictor::{Predictor, Stream};
@@ -112,7 +112,7 @@ impl Bts {
             return Interest::NOTHING;
         }
         Interest {
-            branches: true,
+            branches: Recorded::Taken,
             branch_room: self.room(area, mem),
             ..Interest::NOTHING
         }

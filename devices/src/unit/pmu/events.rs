@@ -2,7 +2,7 @@
 
 use x86::pmu::netburst;
 use x86::pmu::{Branches, Caches, Count, EventSelect, Levels, Offcore, Transactions};
-use x86::watch::{BranchRecord, Flow};
+use x86::watch::{BranchRecord, Flow, Recorded};
 
 use super::classify::{Class, Classes};
 use super::plan::CountRule;
@@ -70,6 +70,17 @@ impl Source {
             self,
             Source::Branches(_) | Source::Mispredicted(_) | Source::Outcomes(_)
         )
+    }
+
+    /// The branches that must be recorded to count it.
+    pub fn recorded(self) -> Recorded {
+        const NOT_TAKEN: Flow = Flow::Cond { taken: false };
+        match self {
+            Source::Branches(kinds) | Source::Mispredicted(kinds) if kinds.has(NOT_TAKEN) => Recorded::All,
+            Source::Outcomes(which) if which & 0b11 != 0 => Recorded::All,
+            source if source.is_branch() => Recorded::Taken,
+            _ => Recorded::All,
+        }
     }
 
     pub fn is_mispredicted(self) -> bool {

@@ -41,7 +41,7 @@ use x86::ds::PebsCaps;
 use x86::model::CpuModel;
 use x86::msr::MsrFault;
 use x86::pmu::{EventSelect, FixedControl, PmuCaps, Transactions, status};
-use x86::watch::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor};
+use x86::watch::{Abort, Access, BranchRecord, Change, Effects, EventRecord, Interest, Processor, Recorded};
 
 use super::cache::{Fetched, Memory};
 use super::ds::pebs::{Outcome, Pebs, PebsState, Sample};
@@ -408,14 +408,14 @@ impl Pmu {
             let distance = line.distance(left);
             interest.instructions = interest.instructions.min(distance.instructions);
             if let Some(room) = distance.branches {
-                interest.branches = true;
+                interest.branches = interest.branches.max(line.source.recorded());
                 interest.branch_room = interest.branch_room.min(u32::try_from(room).unwrap_or(u32::MAX));
             }
             interest.every_access |= line.source.is_access();
             interest.every_instruction |= line.source.is_class();
         }
         // Mispredicted branches are a part of them.
-        interest.branches |= plan.metrics;
+        interest.branches = interest.branches.max(Recorded::All.when(plan.metrics));
         if self.s.outbox != Effects::NONE {
             interest.instructions = 0;
         }

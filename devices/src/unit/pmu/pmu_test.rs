@@ -274,7 +274,7 @@ impl Run {
                 Do::Rep(iterations) => self.retire(iterations),
                 Do::Branch(flow) => {
                     self.retire(1);
-                    if self.interest.branches {
+                    if self.interest.branches.includes(flow) {
                         self.record(from, flow, self.core.cpl);
                     }
                 }
@@ -284,7 +284,7 @@ impl Run {
                         self.retire(1);
                     }
                     let from_cpl = std::mem::replace(&mut self.core.cpl, cpl);
-                    if self.interest.branches || self.interest.transfers {
+                    if self.interest.branches.any() || self.interest.transfers {
                         self.record(from, Flow::Far(far), from_cpl);
                         self.hand_over();
                     }
@@ -598,7 +598,7 @@ fn clocks_never_ask_for_branches_or_accesses() {
         run.write(IA32_PERFEVTSEL0, select);
         let a = run.interest;
         assert_eq!(
-            (a.branches, a.transfers, a.every_access, a.every_instruction),
+            (a.branches.any(), a.transfers, a.every_access, a.every_instruction),
             (branches, transfers, every_access, every_instruction),
             "{why}"
         );

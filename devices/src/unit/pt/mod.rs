@@ -34,7 +34,7 @@ mod tests;
 use pt_packet::{ExecMode, Packet};
 use serde::{Deserialize, Serialize};
 use x86::pt::{PtCaps, RtitCtl, RtitStatus};
-use x86::watch::{CodeSize, Context, Effects, Interest, Processor};
+use x86::watch::{CodeSize, Context, Effects, Interest, Processor, Recorded};
 
 use filter::{Addresses, Ranges};
 use output::{GuestMemory, Outcome, Output};
@@ -220,7 +220,7 @@ impl<O: Output> Pt<O> {
             transfers: true,
             // MODE.Exec tells of RFLAGS.IF with EventEn only.
             interrupts: self.s.ctl.event_en(),
-            branches: context_en && (self.s.ctl.branch_en() || !self.ranges.is_empty()),
+            branches: Recorded::All.when(context_en && (self.s.ctl.branch_en() || !self.ranges.is_empty())),
             instructions: self.s.stream.tick(),
             ..Interest::NOTHING
         };

@@ -457,6 +457,8 @@ pub(super) struct Emit<'a> {
     recorded: bool,
     /// And that in runs.
     runs: bool,
+    /// Branches that are not taken have no record.
+    taken_only: bool,
     /// Where a run is long enough for a record, where execution goes on after that, and how far from the page the branch leads.
     ends_of_runs: Vec<(Label, Label, i32)>,
     /// Where the buffer of records is full, and where the branch leads: so far from the page, or the address in slot T1.
@@ -503,6 +505,7 @@ impl<'a> Emit<'a> {
             sites: Vec::new(),
             recorded: block.key.mode & mode::RECORD != 0,
             runs: block.key.mode & mode::RUNS != 0,
+            taken_only: block.key.mode & mode::TAKEN != 0,
             ends_of_runs: Vec::new(),
             full: Vec::new(),
             rows_of_stack: Vec::new(),
@@ -700,9 +703,12 @@ impl<'a> Emit<'a> {
         if !self.recorded {
             return;
         }
+        const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
         let Template { places, rest } = *self.block.ops()[n].template(taken);
+        if self.taken_only && rest[1] as u8 == NOT_TAKEN {
+            return;
+        }
         if self.runs {
-            const NOT_TAKEN: u8 = Flow::Cond { taken: false }.code();
             const TAKEN: u8 = Flow::Cond { taken: true }.code();
             const JUMP: u8 = Flow::Jump.code();
             match (rest[1] as u8, rel) {

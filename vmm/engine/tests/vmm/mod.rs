@@ -10,7 +10,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use x86::model::{CpuModel, WESTMERE};
 use x86::vmx::fields::Field;
-use x86::watch::{BranchRecord, Effects, Interest, Watch};
+use x86::watch::{BranchRecord, Effects, Interest, Recorded, Watch};
 
 pub const VMXON: u64 = 0x40_0000;
 pub const VMCS: u64 = 0x40_1000;
@@ -47,7 +47,7 @@ pub struct Heard(pub Vec<BranchRecord>);
 impl Watch for Heard {
     fn interest(&mut self, _: &mut dyn Processor) -> Interest {
         Interest {
-            branches: true,
+            branches: Recorded::All,
             ..Interest::NOTHING
         }
     }

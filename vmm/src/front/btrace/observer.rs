@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use x86::watch::{BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Interest, Processor, Watch};
+use x86::watch::{BranchRecord, Change, CodeSize, Effects, EventRecord, Flow, Interest, Processor, Recorded, Watch};
 
 use super::{
     blocks::{Blocks, Read},
@@ -107,7 +107,7 @@ impl History {
         self.code = cpu.context().code;
         match &self.trace {
             Trace::Blocks(_) => Interest {
-                branches: true,
+                branches: Recorded::All,
                 ..Interest::NOTHING
             },
             Trace::Packets(packets) => packets.pt.interest(cpu.step()),
