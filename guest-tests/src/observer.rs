@@ -254,6 +254,9 @@ impl Watch for Observer {
         }
         self.with(cpu, |units, cpu| units.interest(cpu))
     }
+    fn is_steady(&self) -> bool {
+        self.units.is_steady()
+    }
     fn boundaries(&self) -> &[u64] {
         Watch::boundaries(&self.units)
     }

@@ -425,7 +425,7 @@ struct Waiting {
 }
 
 /// Records that wait at most: about what the executor hands over at once.
-const MOST_WAITING: usize = 512;
+const MOST_WAITING: usize = 2048;
 
 /// A [`BranchRing`] that works when it is looked at.
 #[derive(Clone, Debug)]

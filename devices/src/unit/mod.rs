@@ -76,6 +76,8 @@ pub struct Units {
     model: &'static CpuModel,
     /// What an access to a register owes the machine: the next callback brings it.
     owed: Effects,
+    /// Nothing of what they want to hear moves with branches.
+    steady: bool,
     boundaries: Vec<u64>,
     ranges: Vec<Range>,
     generation: u64,
@@ -168,6 +170,7 @@ impl Units {
             caches_followed: 0,
             model,
             owed: Effects::NONE,
+            steady: false,
             boundaries: Vec::new(),
             ranges: Vec::new(),
             generation: 0,
@@ -513,12 +516,18 @@ impl Units {
         let followed = cpu.step() < self.caches_followed;
         interest.every_access |= followed;
         interest.branches = interest.branches.max(Recorded::All.when(followed));
+        // What counts branches, or has room for so many of them, wants something else after each batch; the last-branch records do not.
+        let mut steady = !followed;
+        let mut with = |interest: Interest, other: Interest| {
+            steady &= other == Interest::NOTHING;
+            interest.and(other)
+        };
         if let Some(debugctl) = &self.debugctl {
             let control = debugctl.control();
             interest.step_on_branches = control.btf();
             interest.bus_locks = control.bus_lock_detect();
             if let Some(bts) = &mut self.bts {
-                interest = interest.and(bts.interest(store, self.ds_area.base(), cpu));
+                interest = with(interest, bts.interest(store, self.ds_area.base(), cpu));
             }
             // A debug exception changes the register.
             interest.transfers |= control.lbr() || control.btf();
@@ -530,16 +539,18 @@ impl Units {
             interest = interest.and(lbr.interest(frozen, || cpu.context()));
         }
         if !aside.counters {
-            with_pmu!(self, |pmu, inputs| interest = interest.and(pmu.interest(cpu, &inputs)));
+            with_pmu!(self, |pmu, inputs| interest =
+                with(interest, pmu.interest(cpu, &inputs)));
         }
         let sampled = self.trace_samples(cpu);
         self.owed = self.owed.and(sampled);
         if let Some(pt) = self.pt.as_ref().filter(|_| !aside.trace) {
-            interest = interest.and(pt.interest(cpu.step()));
+            interest = with(interest, pt.interest(cpu.step()));
         }
         if self.owed != Effects::NONE {
             interest.instructions = 1;
         }
+        self.steady = steady && self.owed == Effects::NONE && !interest.step_on_branches;
         interest
     }
 }
@@ -558,6 +569,10 @@ impl Watch for Units {
         let interest = self.wanted(breakpoints, Aside::default(), cpu);
         self.merge();
         interest
+    }
+
+    fn is_steady(&self) -> bool {
+        self.steady
     }
 
     fn boundaries(&self) -> &[u64] {

@@ -35,6 +35,7 @@ pub struct Predictor {
 
 impl Predictor {
     /// Whether `records[index]` was predicted, `records` being what follows the branches remembered.
+    #[inline(never)]
     pub fn predicts(&self, records: &[BranchRecord], index: usize) -> bool {
         let Some((record, before)) = records.get(index).zip(records.get(..index)) else {
             return false;
@@ -118,6 +119,7 @@ impl<'a> Stream<'a> {
     }
 
     /// Whether `records[index]` was predicted; to be asked in ascending order.
+    #[inline(always)]
     pub fn predicts(&mut self, index: usize) -> bool {
         while self.next < index {
             let record = &self.records[self.next];

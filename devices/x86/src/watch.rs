@@ -612,9 +612,16 @@ pub trait Processor: TraceMem {
 /// the processor already in its new context, so within a batch the context is the same for all. All have defaults that
 /// hear nothing.
 pub trait Watch {
-    /// What to announce. Asked at the start of every run, after every callback, and after an access to an MSR or debug register.
+    /// What to announce. Asked at the start of every run, after every callback but those that [`Watch::is_steady`] excepts, and after an
+    /// access to an MSR or debug register.
     fn interest(&mut self, _cpu: &mut dyn Processor) -> Interest {
         Interest::NOTHING
+    }
+
+    /// Whether branches change nothing of the interest that was told last: it need not be asked for after [`Watch::branches`] without
+    /// effects.
+    fn is_steady(&self) -> bool {
+        false
     }
 
     /// Linear addresses before whose instructions [`Watch::before`] is called, in ascending order. Asked when

@@ -631,7 +631,7 @@ impl Engine {
     fn speak(&mut self, cpu: &mut Cpu) -> Effects {
         let mut effects = cpu.hand_over();
         if let Some(far) = cpu.watched.far.take() {
-            effects = effects.and(cpu.say(|watch, view| watch.branches(&[far], view)));
+            effects = effects.and(cpu.say_branches(&[far]));
         }
         if let Some(event) = cpu.watched.event.take() {
             effects = effects.and(cpu.say(|watch, view| watch.event(&event, view)));

@@ -780,20 +780,34 @@ impl Cpu {
 
     /// Calls the units and asks again what they want.
     pub(crate) fn say(&mut self, word: impl FnOnce(&mut dyn Watch, &mut View) -> Effects) -> Effects {
+        self.watched.ask = true;
+        let (effects, _) = self.call(word);
+        effects
+    }
+
+    /// The same for branches, after which not everybody has to be asked.
+    pub(crate) fn say_branches(&mut self, records: &[BranchRecord]) -> Effects {
+        let (effects, steady) = self.call(|watch, cpu| watch.branches(records, cpu));
+        self.watched.ask |= !steady || effects != Effects::NONE;
+        effects
+    }
+
+    /// Calls the units, and says whether what they want moves with branches.
+    fn call(&mut self, word: impl FnOnce(&mut dyn Watch, &mut View) -> Effects) -> (Effects, bool) {
         let tsc = self.tsc_now();
         let bus = self.bus_pointer();
         // SAFETY: As in `ask`.
         let Some(watch) = (unsafe { &mut *bus }).watch() else {
-            return Effects::NONE;
+            return (Effects::NONE, false);
         };
         let effects = word(watch, &mut View::between(self, tsc));
+        let steady = watch.is_steady();
         if effects.pmi {
             self.bus().pmi();
             self.bus_used = true;
         }
-        self.watched.ask = true;
         self.watched.stop |= effects.stop;
-        effects
+        (effects, steady)
     }
 
     /// Hands over the branch records that wait.
@@ -807,7 +821,7 @@ impl Cpu {
         }
         self.record_at = start;
         let records = core::mem::take(&mut self.watched.records);
-        let effects = self.say(|watch, cpu| watch.branches(&records[..n], cpu));
+        let effects = self.say_branches(&records[..n]);
         self.watched.records = records;
         self.reset_records();
         effects

@@ -125,6 +125,10 @@ impl Watch for Watchers {
         interest
     }
 
+    fn is_steady(&self) -> bool {
+        self.units.is_steady() && self.observers.iter().flatten().all(|observer| observer.is_steady())
+    }
+
     fn boundaries(&self) -> &[u64] {
         &self.boundaries
     }
