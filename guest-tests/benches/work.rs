@@ -3,7 +3,8 @@
 //!
 //! `cargo xtask bench --only work [--rounds N]`; the figures go to target/bench-work.json too. Times are of CPUs, user and system
 //! together, between the lines that the guest prints before and behind each program, since a machine that others use makes seconds
-//! lie. The model is a Skylake server and QEMU's CPU is `max`: both have AVX2 and RDRAND.
+//! lie. The model is a Skylake server and QEMU's CPU is `max`: both have AVX2 and RDRAND. The model's AVX-512 is compared with QEMU's
+//! AVX2, in the same loop, and its vectors by tables (`--vector portable`) with QEMU's, which are functions too.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -30,11 +31,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// The seconds of CPUs that each row takes.
-fn seconds(command: &mut Command) -> Result<Vec<f64>, String> {
+/// The row that QEMU has not got.
+const AVX512: &str = "avx512";
+/// What is compared with what of QEMU's, beside the rows: the name, the row with tables or without, and QEMU's row.
+const VECTORS: [(&str, bool, &str, &str); 4] = [
+    ("avx512 over avx2", false, AVX512, "avx2"),
+    ("sse2 by tables", true, "sse2", "sse2"),
+    ("avx2 by tables", true, "avx2", "avx2"),
+    ("avx512 by tables over avx2", true, AVX512, "avx2"),
+];
+
+/// The seconds of CPUs that each of these rows takes.
+fn seconds(command: &mut Command, rows: &[&str]) -> Result<Vec<f64>, String> {
     let mut running = start(command, LIMIT);
     let mut times = Vec::new();
-    for row in ROWS {
+    for &row in rows {
         let (before, ended) = if row == "boot" {
             (0.0, INIT_MARKER.to_string())
         } else {
@@ -56,15 +67,19 @@ fn seconds(command: &mut Command) -> Result<Vec<f64>, String> {
 
 fn measure(rounds: usize) -> Result<(), String> {
     let initrd = target().join("guest/initramfs-work.cpio");
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let all = [&ROWS[..], &[AVX512]].concat();
+    let (mut ours, mut tables, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
-        let mut command = in_minivmm(&linux().kernel);
-        command.args(["-m", &format!("{MEMORY}M"), "--cpu-model", "skylake-server", "--initrd"]);
-        ours.push(seconds(command.arg(&initrd).args(["--cmdline", CMDLINE]))?);
+        for (vectors, times) in [("host", &mut ours), ("portable", &mut tables)] {
+            let mut command = in_minivmm(&linux().kernel);
+            command.args(["-m", &format!("{MEMORY}M"), "--cpu-model", "skylake-server"]);
+            command.args(["--vector", vectors, "--initrd"]).arg(&initrd);
+            times.push(seconds(command.args(["--cmdline", CMDLINE]), &all)?);
+        }
         let mut command = in_qemu(&linux().kernel);
         command.args(["-m", MEMORY, "-initrd"]);
-        theirs.push(seconds(command.arg(&initrd).args(["-append", CMDLINE]))?);
+        theirs.push(seconds(command.arg(&initrd).args(["-append", CMDLINE]), &ROWS)?);
     }
     println!("ordinary programs, medians of {rounds}, seconds of CPUs");
     println!("  {:<8}  {:>8}  {:>8}  {:>5}", "", "minivmm", "QEMU TCG", "ratio");
@@ -83,6 +98,18 @@ fn measure(rounds: usize) -> Result<(), String> {
     let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
     let worst = ratios.iter().copied().fold(0.0, f64::max);
     println!("  programs: geometric mean {mean:.3}, worst {worst:.2}");
+    let of = |times: &[Vec<f64>], row: &str| {
+        let column = all.iter().position(|known| *known == row).unwrap_or_default();
+        middle(times.iter().map(|round| round[column]).collect())
+    };
+    for (name, by_tables, row, over) in VECTORS {
+        let ours = of(if by_tables { &tables } else { &ours }, row);
+        let theirs = of(&theirs, over);
+        println!("  {name:<26}  {ours:>8.2}  {theirs:>8.2}  {:>5.2}", ours / theirs);
+        json.push(format!(
+            "\"{name}\": {{\"minivmm_s\": {ours:.2}, \"qemu_s\": {theirs:.2}}}"
+        ));
+    }
     let json = format!(
         "{{\"rounds\": {rounds}, \"mean\": {mean:.3}, \"worst\": {worst:.3}, {}}}\n",
         json.join(", ")

@@ -1,4 +1,4 @@
-/* floats sse2|avx2 ROUNDS: products of matrices of doubles and square roots of sums, with vectors of 16 or 32 bytes. */
+/* floats sse2|avx2|avx512 ROUNDS: products of matrices of doubles and square roots of sums, with vectors of 16, 32 or 64 bytes. */
 
 #include "start.h"
 
@@ -6,8 +6,9 @@
 
 typedef double two __attribute__((vector_size(16)));
 typedef double four __attribute__((vector_size(32)));
+typedef double eight __attribute__((vector_size(64)));
 
-static double a[N][N] __attribute__((aligned(32))), b[N][N] __attribute__((aligned(32))), c[N][N] __attribute__((aligned(32)));
+static double a[N][N] __attribute__((aligned(64))), b[N][N] __attribute__((aligned(64))), c[N][N] __attribute__((aligned(64)));
 
 #define MULTIPLY(name, vector, lanes)                                                                                                      \
     static NOINLINE void name(void) {                                                                                                      \
@@ -24,6 +25,8 @@ MULTIPLY(by_two, two, 2)
 
 __attribute__((target("avx2,fma"))) MULTIPLY(by_four, four, 4)
 
+__attribute__((target("avx512f"))) MULTIPLY(by_eight, eight, 8)
+
 static NOINLINE double root(double x) {
     __asm__("sqrtsd %0, %0" : "+x"(x));
     return x;
@@ -31,17 +34,16 @@ static NOINLINE double root(double x) {
 
 int main(int argc, char **argv) {
     unsigned long rounds = argument(argc, argv, 2);
-    int wide = argc > 1 && argv[1][0] == 'a';
+    void (*multiply)(void) = by_two;
+    if (argc > 1 && argv[1][0] == 'a')
+        multiply = argv[1][3] == '2' ? by_four : by_eight;
     for (int row = 0; row < N; row++)
         for (int column = 0; column < N; column++) {
             a[row][column] = (row * 7 + column) % 13 + 0.5;
             b[row][column] = (row + column * 5) % 11 - 4.25;
         }
     for (unsigned long round = 0; round < rounds; round++) {
-        if (wide)
-            by_four();
-        else
-            by_two();
+        multiply();
         /* What comes next depends on what was computed, and stays small. */
         for (int at = 0; at < N; at++)
             a[at][at] = root(1 + c[at][at] * c[at][at]) / 1024;

@@ -123,6 +123,32 @@ pub const HWLOC: Need = Need {
     why: "shows how a guest sees its CPUs",
 };
 
+/// What stresses a CPU, and checks what it computes.
+pub const STRESS_NG: Need = Need {
+    package: "stress-ng",
+    program: "stress-ng",
+    why: "checks vector instructions in guests",
+};
+
+/// NumPy with its tests, and what runs these.
+pub const NUMPY_NEEDS: [Need; 3] = [
+    Need {
+        package: "python3-numpy",
+        program: "/usr/lib/python3/dist-packages/numpy/core/tests/test_simd.py",
+        why: "has tests of its vector code, which guests run",
+    },
+    Need {
+        package: "python3-pytest",
+        program: "pytest-3",
+        why: "runs NumPy's tests",
+    },
+    Need {
+        package: "python3-hypothesis",
+        program: "/usr/lib/python3/dist-packages/hypothesis/__init__.py",
+        why: "is loaded by NumPy's tests",
+    },
+];
+
 /// Intel's decoder of Intel PT, by its header.
 pub const LIBIPT: Need = Need {
     package: "libipt-dev",

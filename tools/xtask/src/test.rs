@@ -201,6 +201,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::PASST,
             packages::RSYNC,
             packages::HWLOC,
+            packages::STRESS_NG,
             packages::GDB,
             packages::VALGRIND,
             packages::PERF,
@@ -209,6 +210,9 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
         ];
         needs.extend(packages::BOCHS_NEEDS);
         needs.extend(options.full.then_some(packages::CRASH));
+        if options.full {
+            needs.extend(packages::NUMPY_NEEDS);
+        }
         packages::ensure_installed(stage, &needs, !options.no_install)
     });
     suite.stage("guest", |stage, _, _| {
