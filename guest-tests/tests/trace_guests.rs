@@ -225,8 +225,41 @@ fn stacks(trace: &Path, folded: &Path) -> String {
     fs::read_to_string(folded).unwrap()
 }
 
+/// perf decodes both levels of some million instructions before the second level's last process begins, when nothing patches its kernel any more.
+fn perf_decodes_both_levels(trace: &Path, folder: &Path) {
+    let tasks = fs::read_to_string(trace.join("linux/guest-0/tasks")).unwrap();
+    let last = tasks.lines().last().unwrap().split(' ').next().unwrap();
+    let last: u64 = last.parse().unwrap();
+    let mut command = trace_command(&["export"]);
+    command.arg("--from").arg((last - 9_000_000).to_string());
+    command.arg("--to").arg((last - 1_000_000).to_string());
+    let perf = folder.join("perf");
+    output_of(command.arg("--perf").arg(&perf).arg(trace));
+    let mut script = Command::new("perf");
+    script
+        .args(["script", "--itrace=i1ie", "-F", "ip,sym,dso", "-i"])
+        .arg(&perf);
+    let said = output_of(script.env("PERF_PAGER", "cat"));
+    let count = |of: &dyn Fn(&str) -> bool| said.lines().filter(|line| of(line)).count();
+    let errors = count(&|line| line.contains("instruction trace error"));
+    assert_eq!(errors, 0, "of {} instructions", said.lines().count());
+    for (dso, least) in [
+        ("([guest.kernel.kallsyms.", 1_000_000),
+        ("([kernel.kallsyms])", 100_000),
+        ("/minivmm)", 100_000),
+    ] {
+        let found = count(&|line| line.contains(dso));
+        assert!(found > least, "{dso}: {found}");
+    }
+    // The host has a busybox, too: the guest's files are in a folder of their own.
+    let busybox = count(&|line| line.contains("/busybox)") && line.contains("/code-"));
+    assert!(busybox > 100_000, "{busybox}");
+    let named = count(&|line| line.contains("do_syscall_64 ([guest.kernel.kallsyms."));
+    assert!(named > 1000, "{named}");
+}
+
 /// Debian with its kvm_intel, and in it Debian: the second level's kernel, modules and processes are found through EPT.
-// covers: trace/guests-linux
+// covers: trace/guests-linux, trace/export-perf-guests
 #[test]
 fn the_second_level_of_debian_in_debian_has_names() {
     if !guest_tests::full() {
@@ -246,6 +279,7 @@ fn the_second_level_of_debian_in_debian_has_names() {
     let info = output_of(trace_command(&["info"]).arg(&trace));
     assert_eq!(info.matches("Linux version 6.1").count(), 2, "{info}");
     assert!(info.contains("missing       0 gaps, 0 overflows"), "{info}");
+    perf_decodes_both_levels(&trace, &folder);
     let stacks = stacks(&trace, &folder.join("folded"));
     let guests: Vec<&str> = stacks
         .lines()

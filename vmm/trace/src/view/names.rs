@@ -187,7 +187,7 @@ impl Names {
     }
 
     /// The number of its first function, which tells a guest's names from others.
-    pub(super) fn first_number(&self) -> u32 {
+    pub fn first_number(&self) -> u32 {
         self.first
     }
 
@@ -226,6 +226,14 @@ impl Names {
         let seen = self.recorded.tasks.iter().rev();
         let process = seen.map(|seen| &seen.task).find(|task| is_its(task));
         Some(process.map_or(&thread.comm, |task| &task.comm))
+    }
+
+    /// The process of that program.
+    pub fn vmm_process(&self, here: &Here) -> Option<Process> {
+        let tgid = self.thread(self.thread_at(here.cpu, here.step)?).tgid;
+        let seen = self.recorded.tasks.iter().rev();
+        let mut of_thread = seen.filter(|seen| seen.task.tgid == tgid);
+        of_thread.find_map(|seen| seen.task.page_table.map(Process))
     }
 
     /// The label of a guest, by its VMCS pointer.

@@ -174,15 +174,22 @@ fn moment(clock: &StepClock, offset: u64) -> (u64, u64) {
 
 /// Contents of pages.
 #[derive(Debug)]
-pub struct Pages<'a> {
-    trace: &'a Trace,
-    files: HashMap<(usize, u32), File>,
+pub enum Pages<'a> {
+    /// Those of a trace, in its files.
+    Recorded {
+        /// The trace.
+        trace: &'a Trace,
+        /// Files that are open.
+        files: HashMap<(usize, u32), File>,
+    },
+    /// What was seen of each to be executed, by the last number of [`At`].
+    Executed(Vec<Box<[u8; PAGE]>>),
 }
 
 impl<'a> Pages<'a> {
     /// Those of a trace.
     pub fn new(trace: &'a Trace) -> Pages<'a> {
-        Pages {
+        Pages::Recorded {
             trace,
             files: HashMap::new(),
         }
@@ -194,10 +201,17 @@ impl<'a> Pages<'a> {
     /// Its file cannot be read.
     pub fn read(&mut self, at: At) -> io::Result<[u8; PAGE]> {
         use std::collections::hash_map::Entry;
-        let file = match self.files.entry((at.0, at.1)) {
+        let (trace, files) = match self {
+            Pages::Recorded { trace, files } => (trace, files),
+            Pages::Executed(pages) => {
+                let page = usize::try_from(at.2).ok().and_then(|n| pages.get(n));
+                return Ok(page.map_or([0; PAGE], |page| **page));
+            }
+        };
+        let file = match files.entry((at.0, at.1)) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => entry.insert(crate::regular::open_inside(
-                &self.trace.folder().join(Kind::Side.file(at.0, at.1)),
+                &trace.folder().join(Kind::Side.file(at.0, at.1)),
             )?),
         };
         let mut bytes = [0; PAGE];

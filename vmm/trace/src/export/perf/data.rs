@@ -45,7 +45,7 @@ pub struct Part {
     pub at_zero: bool,
 }
 
-/// Writes the file.
+/// Writes the file. `machines` are the guests of a hypervisor by their numbers, as the process that is the VMM of each.
 ///
 /// # Errors
 /// It cannot be written, or the trace not be read.
@@ -53,15 +53,13 @@ pub fn write(
     path: &Path,
     trace: &Trace,
     scale: Scale,
-    parts: &[Part],
+    (parts, machines): (&[Part], &[u32]),
     records: &[(u64, Vec<u8>)],
     progress: &mut dyn FnMut(u64, u64),
 ) -> io::Result<()> {
     let file = File::create_new(path)?;
     let mut out = BufWriter::with_capacity(1 << 18, file);
-    let attrs = HEADER + 16;
-    let attr_len = (ATTR + 16) as u64;
-    let data = attrs + 2 * attr_len;
+    let data = data_at(machines.len());
     out.write_all(&vec![0; data as usize])?;
     let mut len = 0u64;
     let mut put = |out: &mut BufWriter<File>, bytes: &[u8]| {
@@ -69,6 +67,9 @@ pub fn write(
         out.write_all(bytes)
     };
     put(&mut out, &info(trace, scale))?;
+    if !machines.is_empty() {
+        put(&mut out, &id_index(machines))?;
+    }
     for (_, record) in records.iter().take_while(|(time, _)| *time == 0) {
         put(&mut out, record)?;
     }
@@ -114,7 +115,41 @@ pub fn write(
     }
     put(&mut out, &Rec::new(FINISHED_ROUND, 0).done())?;
     features(&mut out, data + len, trace.cpus() as u32)?;
-    header(&mut out, trace, data, len)
+    header(&mut out, trace, machines.len(), len)
+}
+
+/// Where the data begin: behind the header, the IDs of all events, and the events.
+fn data_at(machines: usize) -> u64 {
+    attrs_at(machines) + events(machines) * (ATTR + 16) as u64
+}
+
+fn attrs_at(machines: usize) -> u64 {
+    HEADER + 8 * (2 + machines as u64)
+}
+
+/// The packets, what they come with, and what those of guests come with.
+fn events(machines: usize) -> u64 {
+    2 + u64::from(machines > 0)
+}
+
+/// Which IDs are those of guests: `struct perf_record_id_index` of tools/lib/perf/include/perf/event.h with the second half of its entries, which Linux
+/// 6.0 brought. The VMM's thread is the guest's only virtual CPU, as processes have one thread here.
+fn id_index(machines: &[u32]) -> Vec<u8> {
+    let mut rec = Rec::new(ID_INDEX, 0);
+    rec.u64(machines.len() as u64);
+    for (number, pid) in machines.iter().enumerate() {
+        // ID, index, any CPU, thread.
+        for value in [ID_GUEST + number as u64, number as u64, u64::MAX, u64::from(*pid)] {
+            rec.u64(value);
+        }
+    }
+    for pid in machines {
+        // The machine, the virtual CPU.
+        for value in [u64::from(*pid), 0] {
+            rec.u64(value);
+        }
+    }
+    rec.done()
 }
 
 /// A PSB whose time is not zero, in front of one whose time is: perf 6.1 looks for a first time, takes zero for none, and reads
@@ -190,11 +225,11 @@ fn features(out: &mut impl Write, behind: u64, cpus: u32) -> io::Result<()> {
 }
 
 /// The header and the events, in front of all.
-fn header(out: &mut BufWriter<File>, trace: &Trace, data: u64, len: u64) -> io::Result<()> {
-    let attrs = HEADER + 16;
+fn header(out: &mut BufWriter<File>, trace: &Trace, machines: usize, len: u64) -> io::Result<()> {
     let attr_len = (ATTR + 16) as u64;
     let mut head = Rec(b"PERFILE2".to_vec());
-    for value in [HEADER, attr_len, attrs, 2 * attr_len, data, len, 0, 0] {
+    let (attrs, data) = (attrs_at(machines), data_at(machines));
+    for value in [HEADER, attr_len, attrs, events(machines) * attr_len, data, len, 0, 0] {
         head.u64(value);
     }
     let mut features = [0u8; 32];
@@ -204,10 +239,16 @@ fn header(out: &mut BufWriter<File>, trace: &Trace, data: u64, len: u64) -> io::
     head.0.extend_from_slice(&features);
     head.u64(ID_PT);
     head.u64(ID_DUMMY);
+    (0..machines as u64).for_each(|n| head.u64(ID_GUEST + n));
     // pt, TSC, MTC and its frequency, branches.
     let mtc = u64::from(trace.timing().mtc_shift);
     let config: u64 = 1 | 1 << 9 | 1 << 10 | mtc << 14 | 1 << 13;
-    for (kind, config, bits, ids) in [(PMU, config, PT_BITS, HEADER), (1, 9, DUMMY_BITS, HEADER + 8)] {
+    let all = [
+        (PMU, config, PT_BITS, HEADER, 1),
+        (1, 9, DUMMY_BITS, HEADER + 8, 1),
+        (1, 9, DUMMY_BITS, HEADER + 16, machines as u64),
+    ];
+    for (kind, config, bits, ids, count) in all.into_iter().take(events(machines) as usize) {
         let from = head.0.len();
         head.u32(kind);
         head.u32(ATTR as u32);
@@ -216,7 +257,7 @@ fn header(out: &mut BufWriter<File>, trace: &Trace, data: u64, len: u64) -> io::
         }
         head.0.resize(from + ATTR, 0);
         head.u64(ids);
-        head.u64(8);
+        head.u64(8 * count);
     }
     out.seek(SeekFrom::Start(0))?;
     out.write_all(&head.0)?;

@@ -52,9 +52,43 @@ fn file_name(name: &str) -> String {
     }
 }
 
+/// Whose the records are.
+#[derive(Clone, Copy, Debug)]
+pub struct Level {
+    /// The event that they come with.
+    pub id: u64,
+    /// Of records about the kernel: whose kernel.
+    pub kernel: u16,
+    /// Of records about code of users.
+    pub user: u16,
+    /// Of all others.
+    pub other: u16,
+}
+
+impl Level {
+    /// The machine's own.
+    pub const MACHINE: Level = Level {
+        id: ID_DUMMY,
+        kernel: MISC_KERNEL,
+        user: MISC_USER,
+        other: 0,
+    };
+
+    /// A guest's of a hypervisor in the machine, by its number.
+    pub fn guest(number: usize) -> Level {
+        Level {
+            id: ID_GUEST + number as u64,
+            kernel: MISC_GUEST_KERNEL,
+            user: MISC_GUEST_USER,
+            other: MISC_GUEST_USER,
+        }
+    }
+}
+
 /// Tells perf of code, moment by moment.
 #[derive(Debug)]
 pub struct Maps<'a> {
+    level: Level,
     names: &'a Names,
     pages: Pages<'a>,
     scale: Scale,
@@ -75,28 +109,28 @@ pub struct Maps<'a> {
 }
 
 impl<'a> Maps<'a> {
-    /// Begins with the code as it was first. `work` is the directory now, `path` where it will be.
+    /// Begins with the code as it was first. `work` is the directory now, `path` where it will be; files of code are in a folder of it.
     ///
     /// # Errors
     /// A directory cannot be made.
     pub fn new(
+        level: Level,
         names: &'a Names,
-        pages: Pages<'a>,
+        (pages, first): (Pages<'a>, &BTreeMap<Key, At>),
         scale: Scale,
-        first: &BTreeMap<Key, At>,
-        work: &Path,
-        path: &Path,
+        (work, path, folder): (&Path, &Path, &str),
     ) -> io::Result<Maps<'a>> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = fs::canonicalize(parent.unwrap_or(Path::new(".")))?;
-        let dir = work.join("code");
+        let dir = work.join(folder);
         fs::create_dir(&dir)?;
         let mut maps = Maps {
+            level,
             names,
             pages,
             scale,
             dir,
-            path: parent.join(path.file_name().unwrap_or_default()).join("code"),
+            path: parent.join(path.file_name().unwrap_or_default()).join(folder),
             cache: ProcessCache::default(),
             kernel: BTreeMap::new(),
             users: HashMap::new(),
@@ -139,14 +173,14 @@ impl<'a> Maps<'a> {
         // The kernel's map, as perf finds it by `_text`.
         let text = symbols.address("_text").unwrap_or(0);
         let end = symbols.address("_etext").unwrap_or(text);
-        let mut rec = Rec::new(MMAP, MISC_KERNEL);
+        let mut rec = Rec::new(MMAP, self.level.kernel);
         rec.u32(u32::MAX);
         rec.u32(0);
         rec.u64(text);
         rec.u64(end.saturating_sub(text));
         rec.u64(text);
         rec.text("[kernel.kallsyms]_text");
-        self.records.push((0, rec.id(0, 0, 0, ID_DUMMY)));
+        self.records.push((0, rec.id(0, 0, 0, self.level.id)));
         self.kcore(&dir.join("kcore"))
     }
 
@@ -211,14 +245,14 @@ impl<'a> Maps<'a> {
         let Some(process) = process else {
             let was = was.unwrap_or([0; PAGE]);
             for range in differences(&was, &now) {
-                let mut rec = Rec::new(TEXT_POKE, MISC_KERNEL);
+                let mut rec = Rec::new(TEXT_POKE, self.level.kernel);
                 rec.u64(address + range.start as u64);
                 rec.u16(range.len() as u16);
                 rec.u16(range.len() as u16);
                 rec.0.extend_from_slice(&was[range.clone()]);
                 rec.0.extend_from_slice(&now[range]);
                 rec.pad();
-                self.records.push((time, rec.id(0, time, 0, ID_DUMMY)));
+                self.records.push((time, rec.id(0, time, 0, self.level.id)));
             }
             return Ok(());
         };
@@ -244,11 +278,11 @@ impl<'a> Maps<'a> {
             running.step = turn.step;
         } else {
             let name = task.map_or("kernel", |task| &task.comm);
-            let mut rec = Rec::new(COMM, MISC_COMM_EXEC);
+            let mut rec = Rec::new(COMM, MISC_COMM_EXEC | self.level.other);
             rec.u32(pid);
             rec.u32(pid);
             rec.text(name);
-            self.records.push((time, rec.id(pid, time, turn.cpu, ID_DUMMY)));
+            self.records.push((time, rec.id(pid, time, turn.cpu, self.level.id)));
             let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
             let (mut folder, mut times) = (format!("{pid}-{name}"), 1);
             while self.dir.join(&folder).exists() {
@@ -275,8 +309,8 @@ impl<'a> Maps<'a> {
                 self.map(pid, &run, time)?;
             }
         }
-        let rec = Rec::new(SWITCH, 0);
-        self.records.push((time, rec.id(pid, time, turn.cpu, ID_DUMMY)));
+        let rec = Rec::new(SWITCH, self.level.other);
+        self.records.push((time, rec.id(pid, time, turn.cpu, self.level.id)));
         Ok(())
     }
 
@@ -317,7 +351,7 @@ impl<'a> Maps<'a> {
             .each_function(first.0..first.0 + len, process, step, &mut |range, name| {
                 file.name(offset + (range.start - first.0), range.end - range.start, name);
             });
-        let mut rec = Rec::new(MMAP2, MISC_USER);
+        let mut rec = Rec::new(MMAP2, self.level.user);
         rec.u32(pid);
         rec.u32(pid);
         for value in [first.0, len, offset] {
@@ -333,7 +367,7 @@ impl<'a> Maps<'a> {
         rec.u32(2);
         let path = self.path.join(&running.folder).join(name);
         rec.text(&path.to_string_lossy());
-        self.records.push((time, rec.id(pid, time, 0, ID_DUMMY)));
+        self.records.push((time, rec.id(pid, time, 0, self.level.id)));
         Ok(())
     }
 

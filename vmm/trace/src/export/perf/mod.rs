@@ -7,12 +7,23 @@
 //! each program and library, with the names of their functions, which MMAP2 maps, page by page again where it changes; PERF_RECORD_SWITCH tells at each change of CR3 whose turn it is, at the time that
 //! a TSC packet in front of it tells.
 //!
+//! # Guests of a hypervisor
+//!
+//! The Linux in a guest is to perf a machine of its own, as `perf inject --guest-data` makes it since Linux 6.0: the number of the machine is that of
+//! the process that is its VMM, `kcore_dir__PID` has its kernel, and its records come with an event of their own, which
+//! PERF_RECORD_ID_INDEX says is that machine's. perf takes the guest to run where packets say so (the NR bit of PIP) and the VMM's process has the
+//! turn.
+//!
 //! # What is left out
+//!
+//! Guests with several virtual CPUs, of which perf is told one. Changes of a guest's code within the window: perf takes PERF_RECORD_TEXT_POKE
+//! of the machine's own kernel alone. Of two guests that a process runs one after the other, the second.
 //!
 //! perf decodes all code as 64-bit code, so there are errors where a CPU is in another mode, as one that starts up is.
 
 mod code;
 mod data;
+mod guests;
 mod image;
 mod maps;
 mod record;
@@ -29,7 +40,8 @@ use crate::{
 
 use super::{Folder, error::ExportError};
 use code::{Code, Pages};
-use maps::Maps;
+use guests::Machines;
+use maps::{Level, Maps};
 use record::Scale;
 use turn::Turn;
 
@@ -52,19 +64,28 @@ pub struct Job<'a> {
     pub totals: Option<&'a Totals>,
 }
 
-/// Takes down the turns.
-struct Turns<'a> {
+/// Takes down the turns, and with `GUESTS` those of guests of a hypervisor, and their code.
+struct Turns<'a, const GUESTS: bool> {
     names: &'a Names,
     cache: ProcessCache,
     now: Option<Process>,
     found: Vec<Turn>,
+    machines: &'a mut Machines,
 }
 
-impl Turns<'_> {
+impl<const GUESTS: bool> Turns<'_, GUESTS> {
+    /// The process that is the VMM of the guest that runs.
+    fn vmm(&self, here: &Here) -> Option<u32> {
+        Some(self.names.task(self.now?, here.step)?.tgid)
+    }
+
     fn at(&mut self, here: &Here, cr3: Option<u64>) {
-        let Some(process) = self.cache.get(self.names, cr3) else {
-            return;
-        };
+        if let Some(process) = self.cache.get(self.names, cr3) {
+            self.has_the_turn(here, process);
+        }
+    }
+
+    fn has_the_turn(&mut self, here: &Here, process: Process) {
         // Whoever runs when the part begins has run before it, as far as perf sees.
         let ticks = if self.now.is_none() { 0 } else { here.ticks.unwrap_or(0) };
         if self.now != Some(process) {
@@ -79,17 +100,35 @@ impl Turns<'_> {
     }
 }
 
-impl Viewer for Turns<'_> {
-    fn block(&mut self, here: &Here, _: &Block, _: &[u8]) {
+impl<const GUESTS: bool> Viewer for Turns<'_, GUESTS> {
+    const CODE: bool = GUESTS;
+
+    fn block(&mut self, here: &Here, block: &Block, code: &[u8]) {
+        if GUESTS && here.state.non_root {
+            // Where the part begins in a guest, the thread tells whose.
+            if self.now.is_none()
+                && let Some(process) = self.names.vmm_process(here)
+            {
+                self.has_the_turn(here, process);
+            }
+            if let Some(pid) = self.vmm(here) {
+                self.machines.block(pid, self.names.of(here), here, block.ip, code);
+            }
+        }
         if self.now.is_none() && !here.state.non_root {
             self.at(here, here.state.cr3);
         }
     }
 
     fn event(&mut self, here: &Here, event: &Event) {
-        // perf is told of the machine's own processes alone.
-        if let EventKind::Paging { cr3, non_root: false } = event.kind {
-            self.at(here, Some(cr3));
+        match event.kind {
+            EventKind::Paging { cr3, non_root: false } => self.at(here, Some(cr3)),
+            EventKind::Paging { cr3, non_root: true } if GUESTS => {
+                if let Some(pid) = self.vmm(here) {
+                    self.machines.turn(pid, self.names.of(here), here, cr3);
+                }
+            }
+            _ => {}
         }
     }
 }
@@ -118,26 +157,26 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
         })?,
     };
     let (mut turns, mut parts, mut code) = (Vec::new(), Vec::new(), Code::new());
+    let mut machines = Machines::default();
     for &cpu in job.cpus {
         let clock = job.trace.clock(cpu);
         let range = range(job, cpu, &clock, totals.steps);
         code.add(job.trace, cpu, &range, &clock)?;
         let at = |offset: u64| clock.syncs().iter().find(|sync| sync.psb && sync.offset >= offset);
+        let guests = job.names.vmcs_count() > 0;
+        // What code guests have is seen where it is executed, which must not begin behind what perf decodes.
+        let before = |offset: u64| clock.syncs().iter().rfind(|sync| sync.psb && sync.offset < offset);
+        let from = before(range.start).filter(|_| guests).or_else(|| at(range.start));
         let window = Window {
-            from: at(range.start).map(|sync| Bound::Step(sync.step)),
+            from: from.map(|sync| Bound::Step(sync.step)),
             to: at(range.end).map(|sync| Bound::Step(sync.step)),
             threads: job.window.threads,
         };
-        let mut found = Turns {
-            names: job.names,
-            cache: ProcessCache::default(),
-            now: None,
-            found: Vec::new(),
-        };
-        view(job.trace, &[cpu], &window, &mut found, &mut |done, total| {
-            progress("processes", done, total)
-        })?;
-        turns.extend(found.found);
+        let mut report = |done, total| progress("processes", done, total);
+        turns.extend(match guests {
+            false => turns_of::<false>(job, cpu, &window, &mut machines, &mut report)?,
+            true => turns_of::<true>(job, cpu, &window, &mut machines, &mut report)?,
+        });
         parts.push(data::Part {
             cpu,
             at_zero: at(range.start).is_none_or(|sync| sync.tick == 0),
@@ -148,7 +187,8 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
         let scale = Scale::new(job.trace.header().tsc_khz);
         let pages = Pages::new(job.trace);
         let (first, changes) = code.in_order();
-        let mut maps = Maps::new(job.names, pages, scale, &first, folder.work(), job.path)?;
+        let place = (folder.work(), job.path, "code");
+        let mut maps = Maps::new(Level::MACHINE, job.names, (pages, &first), scale, place)?;
         maps.write_kernel(&folder.work().join("kcore_dir"))?;
         // In the order of their times; a vCPU's own stay in theirs, and whose turn it is comes before what changes.
         turns.sort_by_key(|turn| turn.ticks);
@@ -161,14 +201,36 @@ pub fn export(job: &Job<'_>, progress: &mut dyn FnMut(&str, u64, u64)) -> Result
         }
         turns.try_for_each(|turn| maps.turn(turn))?;
         maps.finish()?;
+        let mut records = maps.records;
+        let pids = machines.write(job.names, scale, (folder.work(), job.path), &mut records)?;
+        records.sort_by_key(|(time, _)| *time);
         let mut packets = |done, total| progress("packets", done, total);
         let data = folder.work().join("data");
-        data::write(&data, job.trace, scale, &parts, &maps.records, &mut packets)
+        data::write(&data, job.trace, scale, (&parts, &pids), &records, &mut packets)
     };
     let written: std::io::Result<()> = { write }();
     written.map_err(|error| folder.error(error))?;
     folder.finish()?;
     Ok(totals)
+}
+
+/// Whose turn it is on a vCPU in a window.
+fn turns_of<const GUESTS: bool>(
+    job: &Job<'_>,
+    cpu: usize,
+    window: &Window,
+    machines: &mut Machines,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<Turn>, ExportError> {
+    let mut found = Turns::<GUESTS> {
+        names: job.names,
+        cache: ProcessCache::default(),
+        now: None,
+        found: Vec::new(),
+        machines,
+    };
+    view(job.trace, &[cpu], window, &mut found, progress)?;
+    Ok(found.found)
 }
 
 /// The packets of the window: from a PSB to one, or to the end. `steps` are those that the window was found to have.

@@ -8,17 +8,22 @@ pub const AUX: u32 = 11;
 pub const SWITCH: u32 = 14;
 pub const TEXT_POKE: u32 = 20;
 pub const FINISHED_ROUND: u32 = 68;
+pub const ID_INDEX: u32 = 69;
 pub const AUXTRACE_INFO: u32 = 70;
 pub const AUXTRACE: u32 = 71;
 // And what stands beside them.
 pub const MISC_KERNEL: u16 = 1;
 pub const MISC_USER: u16 = 2;
+pub const MISC_GUEST_KERNEL: u16 = 4;
+pub const MISC_GUEST_USER: u16 = 5;
 pub const MISC_COMM_EXEC: u16 = 1 << 13;
 
 /// The event that the packets are of.
 pub const ID_PT: u64 = 11;
 /// The event that the rest comes with.
 pub const ID_DUMMY: u64 = 12;
+/// The first of those that records of guests of a hypervisor come with: one for each guest.
+pub const ID_GUEST: u64 = 32;
 
 /// A record under way.
 #[derive(Debug)]
