@@ -748,7 +748,11 @@ fn the_units_hear_of_every_transaction() {
         });
         assert_eq!(found, End::Aborted(0x0200_0001));
         let branches = notes.borrow().branches.len();
-        assert_eq!(branches, usize::from(interest.branches.any()), "what was aborted has been seen");
+        assert_eq!(
+            branches,
+            usize::from(interest.branches.any()),
+            "what was aborted has been seen"
+        );
         assert_eq!(
             notes.take_changes(),
             [
