@@ -47,6 +47,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
         packages::BINUTILS,
         packages::QEMU,
         packages::PASST,
+        packages::DEBOOTSTRAP,
         packages::LIBIPT,
         packages::PYTHON,
     ];

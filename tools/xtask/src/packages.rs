@@ -102,6 +102,13 @@ pub const QEMU_IMG: Need = Need {
     why: "makes and checks qcow2 images",
 };
 
+/// What makes a Debian from packages.
+pub const DEBOOTSTRAP: Need = Need {
+    package: "debootstrap",
+    program: "debootstrap",
+    why: "installs the Debian that is booted from a disk",
+};
+
 /// The other end of a guest's network.
 pub const PASST: Need = Need {
     package: "passt",

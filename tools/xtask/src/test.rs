@@ -211,6 +211,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
         needs.extend(packages::BOCHS_NEEDS);
         needs.extend(options.full.then_some(packages::CRASH));
         if options.full {
+            needs.push(packages::DEBOOTSTRAP);
             needs.extend(packages::NUMPY_NEEDS);
         }
         packages::ensure_installed(stage, &needs, !options.no_install)
