@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::Duration;
 
+use guest_tests::lab::bochs::Version;
 use guest_tests::wide::{Operands, Output, RESULT_BYTES, disk, image};
 use guest_tests::{Folder, full, in_minivmm, lab, run};
 use iced_x86::{
@@ -13,8 +14,34 @@ use iced_x86::{
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Bochs's part with the most of AVX-512, and what it has of it.
-const PART: &str = "tigerlake";
+/// What is compared: instructions, and the Bochs and its part that have them.
+struct Subject {
+    version: Version,
+    part: &'static str,
+    has: fn(&[F]) -> bool,
+    sets: fn() -> Vec<Operands>,
+    deviations: fn(M) -> Deviations,
+}
+
+/// AVX-512 but for half precision. Of Bochs 2.7's parts this one has the most of it.
+const WIDE: Subject = Subject {
+    version: Version::System,
+    part: "tigerlake",
+    has: |features| features.iter().all(|feature| FEATURES.contains(feature)),
+    sets,
+    deviations,
+};
+
+/// Half precision.
+const HALF: Subject = Subject {
+    version: Version::WithHalfPrecision,
+    part: "sapphire_rapids",
+    has: |features| features.contains(&F::AVX512_FP16),
+    sets: sets_of_halves,
+    deviations: deviations_of_halves,
+};
+
+/// What of AVX-512 the former has.
 const FEATURES: &[F] = &[
     F::AVX512F,
     F::AVX512VL,
@@ -41,6 +68,8 @@ enum Apart {
     Where(fn(&Instruction, &Operands) -> bool),
 }
 
+type Deviations = &'static [(Apart, &'static str)];
+
 const DE: u32 = 1 << 1;
 const UE: u32 = 1 << 4;
 const PE: u32 = 1 << 5;
@@ -49,7 +78,7 @@ const FTZ: u32 = 1 << 15;
 
 /// Where Bochs 2.7 does not do what the manual says: SDM Vol. 2's sections are those of the mnemonics, "Operation" and "SIMD Floating-Point
 /// Exceptions".
-fn deviations(mnemonic: M) -> &'static [(Apart, &'static str)] {
+fn deviations(mnemonic: M) -> Deviations {
     use Apart::{Flags, Where};
     let name = format!("{mnemonic:?}");
     if name.starts_with("Vfm") || name.starts_with("Vfnm") {
@@ -156,10 +185,77 @@ fn deviations(mnemonic: M) -> &'static [(Apart, &'static str)] {
     }
 }
 
+/// The same of Bochs 3.0 and half precision.
+fn deviations_of_halves(mnemonic: M) -> Deviations {
+    use Apart::{Flags, Where};
+    // VCVTPH2PD, VCVTPS2PHX: denormals of half precision are operands and results like others.
+    const FLUSHED: (Apart, &str) = (
+        Where(|_, operands| operands.mxcsr & (DAZ | FTZ) != 0),
+        "DAZ and FTZ do not concern half precision: they do in Bochs",
+    );
+    const BESIDE_ZERO: (Apart, &str) = (
+        Flags(DE),
+        "Vol. 1 4.9.1.2: a denormal operand is one also beside a zero, of which Bochs says nothing",
+    );
+    let name = format!("{mnemonic:?}");
+    if name.starts_with("Vf") && name.contains("c") && !name.starts_with("Vfpclass") {
+        return &[
+            FLUSHED,
+            BESIDE_ZERO,
+            (
+                Where(|_, operands| !operands.mxcsr & 0x1f80 != 0),
+                "exceptions are masked, whatever MXCSR says: Bochs has #XM",
+            ),
+        ];
+    }
+    if name.starts_with("Vfm") || name.starts_with("Vfnm") {
+        return &[FLUSHED, BESIDE_ZERO];
+    }
+    match mnemonic {
+        M::Vcvtph2w
+        | M::Vcvtph2uw
+        | M::Vcvtph2dq
+        | M::Vcvtph2udq
+        | M::Vcvtph2qq
+        | M::Vcvtph2uqq
+        | M::Vcvtsh2si
+        | M::Vcvtsh2usi => &[
+            FLUSHED,
+            (
+                Where(|i, operands| match i.rounding_control() {
+                    RoundingControl::None => operands.mxcsr >> 13 & 3 == 2,
+                    rounding => rounding == RoundingControl::RoundUp,
+                }),
+                "a denormal is rounded up to 1: Bochs has zero",
+            ),
+        ],
+        M::Vcvttph2dq | M::Vcvttph2udq | M::Vcvttph2qq | M::Vcvttph2uqq => &[(
+            Where(|_, _| true),
+            "truncation is towards zero: Bochs rounds as MXCSR says",
+        )],
+        M::Vgetmantph | M::Vgetmantsh => &[(
+            Where(|_, _| true),
+            "the significand of zero and of infinity is 1: infinity in Bochs",
+        )],
+        M::Vrcpph | M::Vrcpsh | M::Vrsqrtph | M::Vrsqrtsh => &[(
+            Where(|_, _| true),
+            "approximations, of which the manual has a bound alone",
+        )],
+        M::Vreduceph | M::Vreducesh | M::Vrndscaleph | M::Vrndscalesh => &[(
+            Where(|_, _| true),
+            "less than half of a unit is rounded to zero: Bochs makes a unit of what is just below 2^-15",
+        )],
+        M::Vscalefph | M::Vscalefsh => &[(
+            Where(|_, _| true),
+            "the tables of special cases have IE for an SNaN scale of a QNaN, and DE is one of the exceptions: Bochs has neither",
+        )],
+        _ => &[FLUSHED],
+    }
+}
+
 /// Whether Bochs deviates from the manual in all by which two results differ.
-fn explained(case: &Instruction, operands: &Operands, ours: &str, theirs: &str) -> bool {
+fn explained(rules: Deviations, case: &Instruction, operands: &Operands, ours: &str, theirs: &str) -> bool {
     let word = |text: &str, n: usize| u64::from_str_radix(text.get(16 * n..16 * n + 16).unwrap_or(""), 16).ok();
-    let rules = deviations(case.mnemonic());
     let anything = |(apart, _): &(Apart, &str)| matches!(apart, Apart::Where(is) if is(case, operands));
     if rules.iter().any(anything) {
         return true;
@@ -288,7 +384,7 @@ fn variants(code: Code, cases: &mut Vec<Instruction>) {
 }
 
 /// Every form that Bochs's part has, gathers and scatters apart.
-fn cases() -> Vec<Instruction> {
+fn cases(subject: &Subject) -> Vec<Instruction> {
     let mut cases = Vec::new();
     for code in Code::values() {
         let op = code.op_code();
@@ -301,8 +397,7 @@ fn cases() -> Vec<Instruction> {
             EncodingKind::VEX => op.op_kinds().iter().any(opmask),
             _ => false,
         };
-        let there = |feature: &F| FEATURES.contains(feature);
-        if wide && op.mode64() && code.cpuid_features().iter().all(there) {
+        if wide && op.mode64() && (subject.has)(code.cpuid_features()) {
             variants(code, &mut cases);
         }
     }
@@ -467,10 +562,96 @@ fn sets() -> Vec<Operands> {
     all
 }
 
+/// Tables of operands for half precision: values of each class, integers, and values of the other formats that are near those of halves.
+fn sets_of_halves() -> Vec<Operands> {
+    let half: Vec<[u8; 2]> = [
+        0x0000_u16, 0x8000, 0x0001, 0x83ff, 0x0200, 0x01ff, 0x0400, 0x8401, 0x3c00, 0xbc00, 0x3c01, 0x3bff, 0x4248,
+        0xc248, 0x6400, 0x63ff, 0x77ff, 0x7800, 0xf800, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01, 0x7d01, 0xfd23, 0x3555,
+        0x3800, 0xbe00, 0x4100, 0x1400, 0xcc80,
+    ]
+    .map(u16::to_le_bytes)
+    .to_vec();
+    let near: Vec<[u8; 2]> = [
+        0x3c00_u16, 0x3e00, 0xc080, 0x2e66, 0x4366, 0xb4cd, 0x5642, 0x4700, 0x9419, 0x7207, 0x3a00, 0xfbff, 0x0c01,
+        0x6c35,
+    ]
+    .map(u16::to_le_bytes)
+    .to_vec();
+    // At halves, in the middle of two, and next to both; the ends; wider formats' own denormals.
+    let reals = [
+        1.0,
+        1.0 + 2f64.powi(-11),
+        1.0 + 2f64.powi(-11) + 2f64.powi(-20),
+        1.0 + 3.0 * 2f64.powi(-11),
+        2f64.powi(-24),
+        2f64.powi(-25),
+        2f64.powi(-25) + 2f64.powi(-40),
+        -(2f64.powi(-14) - 2f64.powi(-25)),
+        -(2f64.powi(-14) - 2f64.powi(-26)),
+        65504.0,
+        65519.0,
+        -65520.0,
+        1.0e9,
+        1.0e-20,
+        -0.0,
+        f64::INFINITY,
+        -1234.56789,
+        1.0 / 3.0,
+        1.0e-40,
+    ];
+    let single: Vec<[u8; 4]> = reals
+        .map(|value| (value as f32).to_bits())
+        .into_iter()
+        .chain([0x7fc0_2001, 0x7f80_2001, 0xff80_0001])
+        .map(u32::to_le_bytes)
+        .collect();
+    let double: Vec<[u8; 8]> = reals
+        .map(f64::to_bits)
+        .into_iter()
+        .chain([0x7ff8_0400_0000_0001, 0x7ff0_0400_0000_0001, 1])
+        .map(u64::to_le_bytes)
+        .collect();
+    const ROUNDINGS: [u32; 4] = [0, 1 << 13, 2 << 13, 3 << 13];
+    const ALL: u32 = 0x1f80;
+    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+    let mut all = Vec::new();
+    let masked = ROUNDINGS.map(|rounding| [0, 1, 1, 2, 3, 4].map(|kind| (kind, ALL | rounding)));
+    let flushed = [1, 2, 3, 4].map(|kind| (kind, ALL | DAZ | FTZ));
+    // Precision and invalid operation are not masked; underflow; denormals.
+    let unmasked = [
+        (2, 0x0f00),
+        (3, 0x0f00),
+        (4, 0x0f00),
+        (1, 0x1780),
+        (2, 0x1780),
+        (3, 0x1780),
+        (1, 0x1e80),
+        (2, 0x1e80),
+    ];
+    for (kind, mxcsr) in masked.concat().into_iter().chain(flushed).chain(unmasked) {
+        let mut vector = || match kind {
+            0 => numbers.vector(),
+            1 => numbers.of(&half),
+            2 => numbers.of(&near),
+            3 => numbers.of(&single),
+            _ => numbers.of(&double),
+        };
+        let (vectors, memory) = ([vector(), vector(), vector()], vector());
+        all.push(Operands {
+            vectors,
+            memory,
+            masks: [numbers.next(), numbers.next(), numbers.next()],
+            rax: numbers.next() >> (numbers.next() & 63),
+            mxcsr,
+        });
+    }
+    all
+}
+
 /// What the program prints on our CPU, by tables, and on Bochs's.
-fn both(cases: &[Instruction], output: Output) -> [Vec<String>; 2] {
+fn both(subject: &Subject, cases: &[Instruction], output: Output) -> [Vec<String>; 2] {
     let folder = Folder::new("avx512");
-    let kernel = image(cases, &sets(), output).unwrap();
+    let kernel = image(cases, &(subject.sets)(), output).unwrap();
     let file = folder.join("kernel");
     fs::write(&file, &kernel).unwrap();
     let mut ours = in_minivmm(&file);
@@ -478,7 +659,7 @@ fn both(cases: &[Instruction], output: Output) -> [Vec<String>; 2] {
     let ours = run(&mut ours, LIMIT);
     let boot = folder.join("disk");
     fs::write(&boot, disk(&kernel).unwrap()).unwrap();
-    let mut theirs = lab::bochs::disk(&boot, PART, &folder, LIMIT).unwrap();
+    let mut theirs = lab::bochs::disk(&boot, subject.version, subject.part, &folder, LIMIT).unwrap();
     let theirs = run(&mut theirs, LIMIT);
     [(ours, "minivmm"), (theirs, "Bochs")].map(|(outcome, name)| {
         let lines: Vec<String> = outcome.console.lines().map(str::to_owned).collect();
@@ -511,9 +692,20 @@ fn difference(ours: &str, theirs: &str) -> Vec<String> {
 // covers: portable/avx512-bochs
 #[test]
 fn tables_agree_with_bochs() {
-    let cases = cases();
-    assert!(cases.len() > 8000, "{} cases", cases.len());
-    let [ours, theirs] = both(&cases, Output::Digests);
+    agree(&WIDE, 8000);
+}
+
+// covers: portable/avx512-bochs
+#[test]
+fn half_precision_agrees_with_bochs() {
+    agree(&HALF, 1800);
+}
+
+/// Compares at least so many cases.
+fn agree(subject: &Subject, least: usize) {
+    let cases = cases(subject);
+    assert!(cases.len() > least, "{} cases", cases.len());
+    let [ours, theirs] = both(subject, &cases, Output::Digests);
     assert_eq!((ours.len(), theirs.len()), (cases.len(), cases.len()));
     let differ: Vec<Instruction> = (0..cases.len())
         .filter(|&n| ours[n] != theirs[n])
@@ -521,14 +713,15 @@ fn tables_agree_with_bochs() {
         .collect();
     // What differs is run again and shown as a whole; in the short form one of each instruction that is known to.
     let mut known = BTreeSet::new();
-    let mut first =
-        |case: &Instruction| deviations(case.mnemonic()).is_empty() || known.insert(format!("{:?}", case.mnemonic()));
+    let mut first = |case: &Instruction| {
+        (subject.deviations)(case.mnemonic()).is_empty() || known.insert(format!("{:?}", case.mnemonic()))
+    };
     let differ: Vec<Instruction> = match full() {
         true => differ,
         false => differ.into_iter().filter(|case| first(case)).collect(),
     };
-    let [ours, theirs] = both(&differ, Output::Everything);
-    let sets = sets();
+    let [ours, theirs] = both(subject, &differ, Output::Everything);
+    let sets = (subject.sets)();
     assert_eq!(
         (ours.len(), theirs.len()),
         (differ.len() * sets.len(), differ.len() * sets.len())
@@ -542,7 +735,7 @@ fn tables_agree_with_bochs() {
                 continue;
             }
             let mnemonic = format!("{:?}", case.mnemonic());
-            if explained(case, operands, a, b) {
+            if explained((subject.deviations)(case.mnemonic()), case, operands, a, b) {
                 met.insert(mnemonic);
                 continue;
             }

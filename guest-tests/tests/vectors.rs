@@ -139,3 +139,51 @@ fn numpys_tests_of_its_vector_code_pass() {
         }
     }
 }
+
+/// Half precision as GCC's own functions have it, which know nothing of AVX512_FP16, on the host.
+// covers: cpu/avx512-half-programs
+#[test]
+fn half_precision_is_what_gcc_computes_without_it() {
+    let folder = Folder::new("half");
+    let inject = folder.join("inject");
+    fs::create_dir(&inject).unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/half.c");
+    let make = |program: &Path, options: &[&str]| {
+        let made = Command::new("gcc")
+            .args(["-static", "-Wall", "-Werror", "-ffp-contract=off"])
+            .args(options)
+            .arg("-o")
+            .arg(program)
+            .args([source, "-lm"])
+            .status();
+        assert!(made.expect("gcc (Debian: gcc)").success());
+    };
+    let (soft, hard) = (folder.join("soft"), inject.join("hard"));
+    make(&soft, &["-O2", "-fexcess-precision=16"]);
+    make(&hard, &["-O3", "-march=sapphirerapids"]);
+    // The latter is made of the instructions that are meant.
+    let output = Command::new("objdump").arg("-d").arg(&hard).output();
+    let listing = String::from_utf8(output.expect("objdump (Debian: binutils)").stdout).unwrap();
+    for mnemonic in [
+        "vaddph",
+        "vmulph",
+        "vdivph",
+        "vfmadd132ph",
+        "vcvtw2ph",
+        "vcvttph2w",
+        "vcvtss2sh",
+        "vcvtsi2sh",
+    ] {
+        assert!(listing.contains(mnemonic), "GCC made no {mnemonic}");
+    }
+    let output = Command::new(&soft).output().unwrap();
+    let expected = String::from_utf8(output.stdout).unwrap();
+    folder.script("inject/run", "#!/bin/sh\n/inject/hard || echo FAILED $?\n");
+    let mut boot = linux_in_minivmm("console=ttyS0 quiet panic=-1");
+    boot.args(["--cpu-model", "sapphirerapids", "--inject"]).arg(&inject);
+    let guest = run(&mut boot, LIMIT).must_end_with(0);
+    let console: Vec<&str> = guest.console.lines().map(str::trim_end).collect();
+    for line in expected.lines() {
+        assert!(console.contains(&line), "{line}\n{}", guest.console);
+    }
+}

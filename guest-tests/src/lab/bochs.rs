@@ -5,12 +5,12 @@
 //! instructions and begins at a fixed time, so that the same files make the same run.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use super::system_file;
-use crate::{linux, program};
+use crate::{linux, program, target};
 
 /// What the host's clock shows at the start: 2000-01-01 00:00:00 UTC.
 const TIME: u32 = 946_684_800;
@@ -29,6 +29,7 @@ const CMDLINE: &str = "console=ttyS0,115200 panic=-1 quiet mitigations=off crypt
 pub fn command(initrd: &Path, scratch: &Path, limit: Duration) -> Result<Command, String> {
     let cd = cd(initrd, scratch)?;
     let machine = Machine {
+        version: Version::System,
         model: MODEL,
         ips: IPS,
         megabytes: 1024,
@@ -37,13 +38,31 @@ pub fn command(initrd: &Path, scratch: &Path, limit: Duration) -> Result<Command
     start(&machine, scratch, limit)
 }
 
+/// Which Bochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// The system's.
+    System,
+    /// One whose CPUs have AVX512_FP16, which `cargo xtask test` fetches where the system's have not.
+    WithHalfPrecision,
+}
+
+impl Version {
+    /// What a newer one has of its own, below its root.
+    fn own(self, path: &str) -> Option<PathBuf> {
+        let path = target().join("guest/bochs").join(path);
+        (self == Version::WithHalfPrecision && path.is_file()).then_some(path)
+    }
+}
+
 /// The command that boots a disk's image, with its serial port on standard output. At a million instructions to a second the port
 /// takes a character in some ninety of them.
 ///
 /// # Errors
 /// What is missing.
-pub fn disk(image: &Path, model: &str, scratch: &Path, limit: Duration) -> Result<Command, String> {
+pub fn disk(image: &Path, version: Version, model: &str, scratch: &Path, limit: Duration) -> Result<Command, String> {
     let machine = Machine {
+        version,
         model,
         ips: 1_000_000,
         megabytes: 64,
@@ -57,6 +76,7 @@ pub fn disk(image: &Path, model: &str, scratch: &Path, limit: Duration) -> Resul
 
 /// What differs between the machines.
 struct Machine<'a> {
+    version: Version,
     model: &'a str,
     ips: u32,
     megabytes: u32,
@@ -71,7 +91,10 @@ fn start(machine: &Machine, scratch: &Path, limit: Duration) -> Result<Command, 
     };
     let settings = write("bochsrc", settings(machine, scratch)?)?;
     let go = write("go", "c\n".into())?;
-    let bochs = program("bochs-bin");
+    let bochs = match machine.version.own("bochs-bin") {
+        Some(newer) => Command::new(newer),
+        None => program("bochs-bin"),
+    };
     let program = bochs.get_program().to_string_lossy();
     // script(1) hands its own standard output to nobody, so the serial port has a descriptor of its own. timeout(1) ends Bochs
     // should this process not live to do so.
@@ -132,12 +155,14 @@ fn cd(initrd: &Path, scratch: &Path) -> Result<String, String> {
 /// Bochs's file of settings.
 fn settings(machine: &Machine, scratch: &Path) -> Result<String, String> {
     let Machine {
+        version,
         model,
         ips,
         megabytes,
         disks,
     } = machine;
-    let bios = system_file("/usr/share/bochs/BIOS-bochs-latest")?;
+    const BIOS: &str = "usr/share/bochs/BIOS-bochs-latest";
+    let bios = version.own(BIOS).map_or_else(|| system_file(&format!("/{BIOS}")), Ok)?;
     let video = system_file("/usr/share/vgabios/vgabios.bin")?;
     Ok(format!(
         "plugin_ctrl: unmapped=true, biosdev=true, speaker=false, extfpuirq=true, parallel=false, serial=true\n\

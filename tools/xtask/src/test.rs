@@ -224,6 +224,7 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
         }
         python::ensure(stage, &python::PERFETTO)?;
         guest::xen::prepare(stage)?;
+        guest::bochs::prepare(stage)?;
         let which = if options.full {
             guest::kernels::Which::All
         } else {

@@ -164,9 +164,9 @@ impl Apt {
         )
     }
 
-    /// The file of a package, which may be of another architecture: `busybox-static:i386`.
+    /// The file of a package, which may be of another architecture, `busybox-static:i386`, or of one of the suites, `bochs/trixie`.
     pub fn package_file(&self, stage: &Stage, name: &str) -> Result<PathBuf> {
-        let (package, architecture) = name.split_once(':').unwrap_or((name, OWN));
+        let (package, architecture) = parts(name);
         let prefix = format!("{package}_");
         ensure!(
             download(stage, &[name.to_string()], Some(&self.configuration))?,
@@ -175,6 +175,12 @@ impl Apt {
         newest_package_file_for(&cache(), &prefix, architecture)
             .with_context(|| format!("{name} was downloaded but is not there"))
     }
+}
+
+/// A package's own name and its architecture, as `apt-get download` takes them: `busybox-static:i386`, `bochs/trixie`.
+fn parts(name: &str) -> (&str, &str) {
+    let (name, _suite) = name.split_once('/').unwrap_or((name, ""));
+    name.split_once(':').unwrap_or((name, OWN))
 }
 
 /// Fetches packages into the cache with `apt-get download`, all or none; false where apt could not.
@@ -195,7 +201,7 @@ fn download(stage: &Stage, names: &[String], configuration: Option<&Path>) -> Re
     let status = stage.run(&mut command, None, |_| {})?;
     let whole = status.success()
         && names.iter().all(|name| {
-            let (package, architecture) = name.split_once(':').unwrap_or((name, OWN));
+            let (package, architecture) = parts(name);
             newest_package_file_for(&folder, &format!("{package}_"), architecture).is_some()
         });
     if whole {

@@ -166,7 +166,7 @@ pub fn prepare(stage: &Stage, folder: &Path, which: Which) -> Result<Vec<PathBuf
 }
 
 /// apt with all suites, its lists fetched.
-fn suites(stage: &Stage) -> Result<Apt> {
+pub(super) fn suites(stage: &Stage) -> Result<Apt> {
     let own = debian::apt_output(
         "apt-get",
         &[

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+pub mod bochs;
 mod debian;
 mod debug;
 pub mod kernels;
