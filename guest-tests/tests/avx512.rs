@@ -223,10 +223,10 @@ fn deviations_of_halves(mnemonic: M) -> Deviations {
             FLUSHED,
             (
                 Where(|i, operands| match i.rounding_control() {
-                    RoundingControl::None => operands.mxcsr >> 13 & 3 == 2,
-                    rounding => rounding == RoundingControl::RoundUp,
+                    RoundingControl::None => matches!(operands.mxcsr >> 13 & 3, 1 | 2),
+                    rounding => matches!(rounding, RoundingControl::RoundDown | RoundingControl::RoundUp),
                 }),
-                "a denormal is rounded up to 1: Bochs has zero",
+                "a denormal is rounded up to 1, and down to -1: Bochs has zero",
             ),
         ],
         M::Vcvttph2dq | M::Vcvttph2udq | M::Vcvttph2qq | M::Vcvttph2uqq => &[(
