@@ -209,9 +209,8 @@ pub fn run(options: &TestOptions) -> Result<ExitCode> {
             packages::PYTHON,
         ];
         needs.extend(packages::BOCHS_NEEDS);
-        needs.extend(options.full.then_some(packages::CRASH));
         if options.full {
-            needs.push(packages::DEBOOTSTRAP);
+            needs.extend([packages::CRASH, packages::DEBOOTSTRAP]);
             needs.extend(packages::NUMPY_NEEDS);
         }
         packages::ensure_installed(stage, &needs, !options.no_install)

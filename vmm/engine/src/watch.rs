@@ -659,11 +659,8 @@ impl Cpu {
             self.select_tlb();
         }
         let w = &mut self.watched;
-        let wanted = match interest.step_on_branches {
-            true => interest.branches.max(Recorded::Taken),
-            false => interest.branches,
-        };
-        w.tell = wanted != Recorded::None || interest.transfers;
+        let wanted = interest.branches.max(Recorded::Taken.when(interest.step_on_branches));
+        w.tell = wanted.any() || interest.transfers;
         w.tell_interrupts = w.tell && interest.interrupts;
         let runs = interest.run != 0 && !interest.step_on_branches;
         w.mode = w.mode & !mode::WATCHING
