@@ -74,6 +74,7 @@ const DE: u32 = 1 << 1;
 const UE: u32 = 1 << 4;
 const PE: u32 = 1 << 5;
 const DAZ: u32 = 1 << 6;
+const PM: u32 = 1 << 12;
 const FTZ: u32 = 1 << 15;
 
 /// Where Bochs 2.7 does not do what the manual says: SDM Vol. 2's sections are those of the mnemonics, "Operation" and "SIMD Floating-Point
@@ -154,8 +155,13 @@ fn deviations(mnemonic: M) -> Deviations {
         }
         M::Vreduceps | M::Vreducepd | M::Vreducess | M::Vreducesd => &[
             (
-                Flags(DE),
-                "invalid operation and precision are all its exceptions: Bochs has DE as well",
+                Flags(DE | PE),
+                "invalid operation and what the subtraction loses are all it flags, on an Intel CPU (Cascade Lake) as well: Bochs has DE, and \
+                 PE for what the rounding takes away",
+            ),
+            (
+                Where(|_, operands| operands.mxcsr & PM == 0),
+                "that PE of Bochs is an exception where it is not masked",
             ),
             (
                 Where(|i, _| i.suppress_all_exceptions()),

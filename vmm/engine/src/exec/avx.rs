@@ -381,7 +381,8 @@ impl Cpu {
 
     /// VGATHERDPS and its like, into `dst` under the mask in `src`: from the first element to the last, each with its mask
     /// cleared when it is there, so that a fault in between leaves what a restart goes on from (SDM Vol. 2C "VGATHERDPS"): the rest
-    /// of the mask, each element all ones or zero, and of a short register an upper half that its first element has cleared.
+    /// of the mask, each element all ones or zero, and of a short register an upper half that its first element has cleared; of bits
+    /// 511:256 those of the mask, and with the first element those of `dst` (so an Intel CPU, Cascade Lake).
     #[inline(never)]
     fn gather(&mut self, o: &Op) -> Done {
         self.avx_ready()?;
@@ -400,6 +401,7 @@ impl Cpu {
             mask[size * i..size * (i + 1)].fill(all);
         }
         let mut result = self.ymm_bytes(o.dst);
+        let mut any = false;
         for i in 0..count {
             if mask[size * i] == 0 {
                 continue;
@@ -419,8 +421,13 @@ impl Cpu {
             if let Err(stop) = read {
                 self.set_ymm_bytes(o.src, &mask);
                 self.set_ymm_bytes(o.dst, &result);
+                self.fpu.clear_zmm_upper((o.src & 15) as usize);
+                if any {
+                    self.fpu.clear_zmm_upper((o.dst & 15) as usize);
+                }
                 return Err(stop);
             }
+            any = true;
             result[size * i..size * (i + 1)].copy_from_slice(&bytes[..size]);
             result[all..].fill(0);
             mask[size * i..size * (i + 1)].fill(0);

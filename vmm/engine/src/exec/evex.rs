@@ -148,9 +148,22 @@ impl Cpu {
             let linear = self.run_of(o, offset, 0, size, true)?;
             self.probe_aligned(o, linear, size, 1)?;
         }
+        // What is wrong with the segment of any element comes before every page fault.
+        let (mut begin, mut end) = (None, 0);
         for (first, len) in runs(chosen, each) {
             let linear = self.run_of(o, offset, first, len, true)?;
-            self.probe_aligned(o, linear, len, align)?;
+            begin = begin.or(Some(linear));
+            end = linear.wrapping_add(len as u64 - 1);
+        }
+        for (first, len) in runs(chosen, each) {
+            let linear = self.run_of(o, offset, first, len, true)?;
+            let probed = self.probe_aligned(o, linear, len, align);
+            if probed.is_err() {
+                if let Some(begin) = begin.filter(|_| lanes.count > 1 && thunk.is_masked()) {
+                    self.masked_store_fault(begin, end);
+                }
+                return probed;
+            }
         }
         for (first, len) in runs(chosen, each) {
             let linear = self.run_of(o, offset, first, len, true)?;
@@ -254,7 +267,10 @@ impl Cpu {
         if result.is_ok() || done {
             self.fpu.avx512.k[mask] = k;
             if !scatter {
-                data[size * count..].fill(0);
+                // Of a register shorter than the vector of indices a fault leaves the rest of that length (so an Intel CPU, Cascade
+                // Lake).
+                let element = if result.is_ok() { size } else { size.max(index_size) };
+                data[element * count..].fill(0);
                 self.set_zmm_bytes(dst, &data);
             }
         }

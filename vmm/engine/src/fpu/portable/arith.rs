@@ -154,7 +154,8 @@ fn add_and_subtract<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
 }
 
 /// DPPS and DPPD: products that the immediate's upper half chooses, summed two by two, into lanes that its lower half chooses. SDM
-/// Vol. 2A "DPPS".
+/// Vol. 2A "DPPS". Of several NaNs the order of the addends decides, which the manual leaves open: chosen as an Intel CPU (Cascade Lake)
+/// has it, each lane beginning with one of its own pair.
 fn dot_product<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
     let mut out = Vector::ZERO;
     let part = 16 / F::BYTES;
@@ -165,13 +166,14 @@ fn dot_product<F: Element>(i: &Inputs, e: &mut Environment) -> Outcome {
                 *product = multiply::<F>(F::get(i.a, at + k), F::get(i.b, at + k), e);
             }
         }
-        let mut sum = add::<F>(products[0], products[1], e);
-        if part == 4 {
-            let other = add::<F>(products[2], products[3], e);
-            sum = add::<F>(sum, other, e);
-        }
+        let sums: [u64; 4] = if part == 4 {
+            let pairs: [u64; 4] = std::array::from_fn(|k| add::<F>(products[k ^ 1], products[k], e));
+            std::array::from_fn(|k| add::<F>(pairs[k], pairs[k ^ 2], e))
+        } else {
+            std::array::from_fn(|k| add::<F>(products[k], products[k ^ 1], e))
+        };
         for k in (0..part).filter(|k| i.imm >> k & 1 != 0) {
-            F::set(&mut out, at + k, sum);
+            F::set(&mut out, at + k, sums[k]);
         }
     }
     Outcome::value(out)

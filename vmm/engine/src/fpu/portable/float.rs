@@ -799,7 +799,8 @@ pub fn round_scaled<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: b
     result
 }
 
-/// What [`round_scaled`] takes away. SDM Vol. 2C "VREDUCEPD": of an infinity +0; the subtraction is under the same rounding.
+/// What [`round_scaled`] takes away. SDM Vol. 2C "VREDUCEPD": of an infinity +0; the subtraction is under the same rounding. Only what
+/// the subtraction loses is flagged, not what the rounding takes away, which is the result (so an Intel CPU, Cascade Lake).
 pub fn reduce<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: bool, e: &mut Environment) -> u64 {
     if let Some(nan) = nan::<F>(&[a], e) {
         return nan;
@@ -807,7 +808,7 @@ pub fn reduce<F: Float>(a: u64, fraction: u8, rounding: Rounding, quiet: bool, e
     if a & !F::SIGN == F::INFINITY {
         return 0;
     }
-    let scaled = round_scaled::<F>(a, fraction, rounding, quiet, e);
+    let scaled = round_scaled::<F>(a, fraction, rounding, true, e);
     let mut own = Environment { rounding, ..*e };
     let difference = subtract::<F>(a, scaled, &mut own);
     if own.raised & PE != 0 && !quiet {

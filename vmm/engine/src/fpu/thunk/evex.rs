@@ -39,6 +39,11 @@ impl EvexThunk {
         self.places[MASK].opmask().map_or(u64::MAX, |n| fpu.avx512.k[n])
     }
 
+    /// Whether there is a writemask.
+    pub fn is_masked(&self) -> bool {
+        self.places[MASK].opmask().is_some()
+    }
+
     /// Executes the instruction: as [`super::Thunk::run`].
     ///
     /// # Safety
@@ -158,16 +163,6 @@ fn no_underflow(mnemonic: Mnemonic) -> bool {
                 | Vrndscaless
                 | Vrndscalesd
         )
-}
-
-/// Instructions that hosts execute differently, on which a run is not to depend: approximations whose bits the manual leaves open, and the
-/// reductions, of which AMD's CPUs do not flag what the rounding loses (SDM Vol. 2C "VREDUCEPD", whose ROUND signals it).
-fn differs(mnemonic: Mnemonic) -> bool {
-    use Mnemonic::*;
-    matches!(
-        mnemonic,
-        Vrcpph | Vrcpsh | Vrsqrtph | Vrsqrtsh | Vreduceps | Vreducepd | Vreducess | Vreducesd | Vreduceph | Vreducesh
-    )
 }
 
 /// Instructions that read or write the whole of their memory operand, whatever the mask says: those whose elements move, and those
@@ -326,7 +321,9 @@ fn lanes(insn: &Instruction) -> Option<Lanes> {
     let mnemonic = insn.mnemonic();
     let store = insn.op_kind(0) == OpKind::Memory;
     let whole = faults_whole(insn);
-    if !insn.has_op_mask() || whole && !store {
+    // VCVTPS2PH raises its exceptions before its operand's segment is checked.
+    let late = store && mnemonic == Mnemonic::Vcvtps2ph;
+    if !(insn.has_op_mask() || late) || whole && !store {
         return None;
     }
     let memory = insn.memory_size();
@@ -467,7 +464,7 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
         return Err(NoThunk::Unsupported);
     }
     let mnemonic = insn.mnemonic();
-    let table = vectors == Vectors::Portable || differs(mnemonic) || !host(insn);
+    let table = vectors == Vectors::Portable || !host(insn);
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(insn);
     let written = |i: u32| {

@@ -32,11 +32,35 @@ pub(crate) const VEX_FAMILIES: &[CpuidFeature] = &[
     CpuidFeature::GFNI,
 ];
 
-/// Whether this host executes a vector instruction.
+/// Instructions that hosts execute differently, on which a run is not to depend: approximations whose bits the manual leaves open; the
+/// dot products, of which AMD's and Intel's CPUs give different NaNs; and the reductions, whose precision flag is known of Intel's
+/// alone.
+fn differs(mnemonic: Mnemonic) -> bool {
+    use Mnemonic::*;
+    matches!(
+        mnemonic,
+        Dpps | Dppd
+            | Vdpps
+            | Vdppd
+            | Vrcpph
+            | Vrcpsh
+            | Vrsqrtph
+            | Vrsqrtsh
+            | Vreduceps
+            | Vreducepd
+            | Vreducess
+            | Vreducesd
+            | Vreduceph
+            | Vreducesh
+    )
+}
+
+/// Whether this host executes a vector instruction as every other does.
 pub(crate) fn host_executes(insn: &Instruction) -> bool {
     use CpuidFeature as F;
     use std::arch::is_x86_feature_detected as host;
-    insn.cpuid_features().iter().all(|feature| match feature {
+    let features = insn.cpuid_features();
+    let has = features.iter().all(|feature| match feature {
         F::MMX | F::SSE | F::SSE2 => true,
         F::SSE3 => host!("sse3"),
         F::SSSE3 => host!("ssse3"),
@@ -66,7 +90,8 @@ pub(crate) fn host_executes(insn: &Instruction) -> bool {
         F::AVX512_BF16 => host!("avx512bf16"),
         F::AVX512_FP16 => host!("avx512fp16"),
         _ => false,
-    })
+    });
+    has && !differs(insn.mnemonic())
 }
 
 /// The legacy instruction that an AVX instruction is the VEX form of: VADDPS's is ADDPS. AVX's own have none.

@@ -1,9 +1,11 @@
 //! MMX, SSE to SSE4.2, AES, PCLMULQDQ, SHA, GFNI, AVX, AVX2, FMA and F16C by the host's own copy of the instruction.
 //!
 //! # Theory
-//! A vector instruction computes the same bits on every CPU that has it (RCPPS, RSQRTPS and their scalar forms apart, see
-//! [`super::approx`], and those of half precision, which always have tables; VRCP14PS, VRSQRT14PS and their like, which Intel has published exactly, are the same on AMD's); also NaN propagation and the rounding inside DPPS, HADDPS and the conversions are laid down by the
-//! manual. So the instruction itself, with its operands renamed to fixed registers, is the cheapest exact implementation.
+//! A vector instruction computes the same bits on every CPU that has it, but for a few. RCPPS, RSQRTPS and their scalar forms are
+//! computed ([`super::approx`]); dot products and half precision's approximations always have tables ([`forms::host_executes`]).
+//! VRCP14PS, VRSQRT14PS and their like, which Intel has published exactly, are the same on AMD's; NaN propagation and the rounding
+//! inside HADDPS and the conversions are laid down by the manual. So the instruction itself, with its operands renamed to fixed
+//! registers, is the cheapest exact implementation.
 //!
 //! # Practice
 //! A *thunk* is a few host instructions: load the operands from where four pointers say, execute, store what was written.

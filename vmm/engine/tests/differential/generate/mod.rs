@@ -458,7 +458,7 @@ impl Generator {
             }
             M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64 | M::Xsavec | M::Xsavec64 | M::Xrstor | M::Xrstor64 => {
                 // x87, SSE and AVX as they come, and bits that no XCR0 has: what else there is depends on the host's.
-                let rax = self.rng.below(8) | self.rng.next() & (3 << 3 | !0 << 30);
+                let rax = self.rng.below(8) | self.rng.next() & (3 << 11 | !0 << 30);
                 draft.fix(RAX, rax);
                 let rdx = draft.state.gpr[RDX];
                 draft.fix(RDX, rdx);
