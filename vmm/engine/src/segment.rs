@@ -590,14 +590,15 @@ impl Cpu {
         let d = self.return_target(selector)?;
         let rpl = (selector & 3) as u8;
         let rip = self.return_ip(d, rip);
-        self.check_ip(d, rip, 0)?;
         if rpl == self.cpl {
+            self.check_ip(d, rip, 0)?;
             self.drop_items(2 * size + extra);
             self.enter_code(d, selector, rpl);
         } else {
             let ss = self.stack_item(o, 3 * size + extra, size)? as u16;
             let sp = self.stack_item(o, 2 * size + extra, size)?;
             let stack = self.return_stack(d, ss, rpl)?;
+            self.check_ip(d, rip, 0)?;
             self.enter_outer(d, selector, stack, sp.wrapping_add(extra), size);
         }
         self.refresh_mode();
@@ -727,14 +728,15 @@ impl Cpu {
         let rpl = (selector & 3) as u8;
         let cpl = self.cpl;
         let rip = self.return_ip(d, rip);
-        self.check_ip(d, rip, 0)?;
         if rpl == cpl && !self.is64() {
+            self.check_ip(d, rip, 0)?;
             self.drop_items(3 * size);
             self.enter_code(d, selector, rpl);
         } else {
             let ss = self.stack_item(o, 4 * size, size)? as u16;
             let sp = self.stack_item(o, 3 * size, size)?;
             let stack = self.return_stack(d, ss, rpl)?;
+            self.check_ip(d, rip, 0)?;
             self.enter_outer(d, selector, stack, sp, size);
         }
         self.return_flags(o, flags, size, cpl);
