@@ -562,7 +562,8 @@ fn encode(bits: u32, items: &[Item], labels: usize, origin: u64) -> Option<Vec<u
     Some(bytes)
 }
 
-/// The forms that programs are made of: no control flow, no stack, no addresses of their own, no approximations.
+/// The forms that programs are made of: no control flow, no stack, no addresses of their own, no approximations,
+/// nor dot products: which of several NaNs they give differs from vendor to vendor.
 pub fn pool(bits: u32, amd: bool) -> Vec<Form> {
     let (families, _) = forms(bits, amd);
     let mut pool = Vec::new();
@@ -596,6 +597,8 @@ pub fn pool(bits: u32, amd: bool) -> Vec<Form> {
                     | M::Rcpss
                     | M::Rsqrtps
                     | M::Rsqrtss
+                    | M::Dpps
+                    | M::Dppd
                     | M::Ldmxcsr
                     | M::Stmxcsr
                     | M::Fsin

@@ -177,7 +177,9 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
             Some("whether the display is read before anything is pushed")
         }
-        (M::Dpps | M::Dppd | M::Vdpps | M::Vdppd, 3, 3) if only_nans_differ(instruction, host, engine) => {
+        (M::Dpps | M::Dppd | M::Vdpps | M::Vdppd, 1 | 3, e)
+            if host.vector == e && only_nans_differ(instruction, host, engine) =>
+        {
             Some("which of several NaNs a dot product gives")
         }
         (M::Ud1, 6, 12 | 13) => Some("whether UD1's operand is checked"),
