@@ -649,8 +649,9 @@ const MUCH: [&str; 8] = [
 fn a_full_disk_stops_the_run_or_does_not() {
     let folder = Folder::new();
     let kernel = folder.file("guest", guest(|a| long(a, 7_000_000)));
-    for policy in ["stop", "continue"] {
-        let at = folder.path().join(policy);
+    let mut ends = Vec::new();
+    for (policy, name) in [("stop", "stop"), ("stop", "again"), ("continue", "continue")] {
+        let at = folder.path().join(name);
         // Files of 16 MiB at most, which is room for what the engine makes, and no signal for it.
         let script = "trap '' XFSZ; ulimit -f 16384; exec \"$@\"";
         let output = std::process::Command::new("bash")
@@ -663,7 +664,11 @@ fn a_full_disk_stops_the_run_or_does_not() {
             .output()
             .unwrap();
         cut_short(&output, &at, policy);
+        let end = Trace::open(&at).unwrap().header().end.clone();
+        ends.extend(end.filter(|_| policy == "stop").map(|end| end.steps));
     }
+    // What ends it is what was to be written, not how soon it was.
+    assert!(matches!(ends[..], [first, second] if first == second), "{ends:?}");
 }
 
 /// Code that changes all the time is what makes a trace long, not its packets.
@@ -932,6 +937,50 @@ fn two_runs_have_the_same_trace_to_the_byte() {
     assert!(first.contains_key("trace.json") && first.contains_key("cpu1-000000.side"));
     for (name, bytes) in first {
         assert!(second[&name] == bytes, "{name} differs");
+    }
+}
+
+/// While the guest runs on, with several batches under way, and where everything waits for each packet.
+// covers: trace/thread
+#[test]
+fn packets_made_on_another_thread_are_those_made_at_once() {
+    let folder = Folder::new();
+    let kernel = folder.file("guest", guest(|a| long(a, 1_000_000)));
+    let trace = |threaded: bool, buffer: Option<u64>, stops: u64| {
+        let at = folder.path().join("trace");
+        let _ = fs::remove_dir_all(&at);
+        let config = MachineConfig {
+            cpus: 2,
+            memory: 4 << 20,
+            trace: Some(RecordingOptions {
+                threaded,
+                buffer,
+                ..RecordingOptions::new(&at)
+            }),
+            ..MachineConfig::new(&kernel)
+        };
+        let mut vm = Run::new(&config).unwrap();
+        let mut console = Console::open(&SerialTarget::Buffer, &[], vm.line()).unwrap();
+        // A machine that is looked at under way has told all by then, and goes on.
+        for _ in 0..stops {
+            assert!(vm.run_for(&mut console, 12_345).unwrap().is_none());
+        }
+        vm.run(&mut console).unwrap();
+        vm.end_trace("the test").unwrap();
+        (files(&at), vm.stats().digest)
+    };
+    for buffer in [None, Some(256 << 20)] {
+        let (at_once, digest) = trace(false, buffer, 0);
+        let packets = at_once["cpu0-000000.pt"].len();
+        assert!(packets > 500_000, "{packets} bytes are too few for several batches");
+        for stops in [0, 40] {
+            let (later, the_same) = trace(true, buffer, stops);
+            assert_eq!(digest, the_same);
+            assert_eq!(at_once.keys().collect::<Vec<_>>(), later.keys().collect::<Vec<_>>());
+            for (name, bytes) in &at_once {
+                assert!(later[name] == *bytes, "{name} differs, {buffer:?} {stops}");
+            }
+        }
     }
 }
 

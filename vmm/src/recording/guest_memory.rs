@@ -3,6 +3,7 @@
 use std::{ops::Range, time::Instant};
 
 use machine::memory::Memory;
+use x86::watch::Processor;
 
 use crate::signals;
 
@@ -54,6 +55,20 @@ impl trace::linux::Memory for GuestMemory<'_> {
     fn is_awaited(&self) -> bool {
         let signalled = !self.ending && signals::pending().is_some();
         !signalled && self.deadline.is_none_or(|deadline| Instant::now() < deadline)
+    }
+}
+
+/// Guest memory as a processor reaches it.
+pub(super) struct Physical<'a>(pub &'a mut dyn Processor);
+
+impl trace::linux::Memory for Physical<'_> {
+    fn read_physical(&mut self, gpa: u64, bytes: &mut [u8]) -> bool {
+        self.0.read_phys(gpa, bytes).is_ok()
+    }
+
+    /// The kernel is looked for elsewhere.
+    fn ram(&self) -> Vec<Range<u64>> {
+        Vec::new()
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use trace::directory::sink::Sink;
-
 /// Mappings that are remembered of an address space, and files: more are reported again.
 const MAPPINGS: usize = 1 << 12;
 const FILES: usize = 1 << 14;
@@ -48,24 +46,24 @@ impl ReportedMappings {
         true
     }
 
-    /// The number of a file, which is reported if it was not.
-    pub fn file(&mut self, path: String, build_id: Option<String>, sink: &mut Sink) -> u64 {
+    /// The number of a file; if it was not reported, its path and build ID, which are to be reported now.
+    pub fn file(&mut self, path: String, build_id: Option<String>) -> (u64, Option<(String, Vec<u8>)>) {
         let file = (path, build_id);
         if let Some(number) = self.files.get(&file) {
-            return *number;
+            return (*number, None);
         }
         let id = file.1.as_deref().unwrap_or_default();
         let id: Vec<u8> = (0..id.len() / 2)
             .filter_map(|n| u8::from_str_radix(id.get(2 * n..2 * n + 2)?, 16).ok())
             .collect();
-        sink.file(&file.0, &id);
         if self.files.len() >= FILES {
             self.files.clear();
         }
         let number = self.count;
         self.count += 1;
+        let path = file.0.clone();
         self.files.insert(file, number);
-        number
+        (number, Some((path, id)))
     }
 }
 

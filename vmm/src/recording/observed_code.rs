@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use trace::format::{PAGE, Record, space};
-use x86::watch::{Code, Processor, TraceMem};
+use trace::format::{PAGE, space};
+use x86::watch::{Code, Processor};
 
 use super::code_map::{CodeMapping, Key};
-use super::host::{Host, Physical};
+use super::encoder::Job;
+use super::guest_memory::Physical;
 use super::mapped::Mapped;
 use super::observer::Observer;
 use super::state::{CHANGES, Content, lock};
@@ -19,30 +20,22 @@ impl Observer {
             let known = self.code_map.addresses.get(&Self::key(code, cpu));
             return known.is_some_and(|mapping| mapping.gpa == code.physical && mapping.epoch == self.epoch);
         }
-        let mut host = Host {
-            cpu,
-            offset: self.tsc_offset,
-        };
         let pool = lock(&self.shared.pool);
         pool.pages
             .get(&(code.physical & !0xfff))
-            .is_some_and(|content| same(content, code, &mut host))
+            .is_some_and(|content| same(content, code, cpu))
     }
 
     /// Reports code that is about to be executed, where it is new. Says whether its address led elsewhere before.
     pub(super) fn tell_code(&mut self, code: &Code, cpu: &mut dyn Processor) -> bool {
-        let mut host = Host {
-            cpu,
-            offset: self.tsc_offset,
-        };
         let gpa = code.physical & !0xfff;
-        let Some((content, was)) = self.content(code, &mut host) else {
+        let Some((content, was)) = self.content(code, cpu) else {
             return false;
         };
         if was.is_some() {
-            self.tell_page(gpa, &content, &mut host);
+            self.tell_page(gpa, &content, cpu);
         }
-        let key = Self::key(code, host.cpu);
+        let key = Self::key(code, cpu);
         let mapping = CodeMapping {
             gpa,
             hash: content.hash,
@@ -55,43 +48,36 @@ impl Observer {
                 // Another vCPU may have executed it as it was before: then the change is reported, for its moment.
                 let was = was.filter(|_| self.shared.retired.len() > 1);
                 let first = was.as_ref().unwrap_or(&content);
-                let number = self.sink.content(first.hash, &first.bytes);
-                self.sink.record(&Record::Page {
-                    space: key.0,
-                    page: key.1,
-                    content: number,
-                });
+                let content_then = first.clone();
+                self.post(
+                    Job::Page {
+                        key,
+                        content: content_then,
+                    },
+                    cpu,
+                );
                 if was.is_some() {
-                    self.tell_change(key, &content, &mut host);
+                    self.tell_change(key, &content, cpu);
                 }
             }
-            Some(before) if before.hash != content.hash => self.tell_change(key, &content, &mut host),
+            Some(before) if before.hash != content.hash => self.tell_change(key, &content, cpu),
             Some(_) => {}
         }
         if elsewhere {
-            self.tell_mapping(key, code.linear, &mut host);
+            self.tell_mapping(key, code.linear, cpu);
         }
-        self.write_due(&mut host);
+        self.post(Job::Due, cpu);
         before.is_some() && elsewhere
     }
 
     /// A mapping that was reported before has another content.
-    fn tell_change(&mut self, key: Key, content: &Content, cpu: &mut Host<'_>) {
-        let anchor = self.anchor(cpu);
-        let number = self.sink.content(content.hash, &content.bytes);
-        let ip = self.pt.place().packet_en.then_some(anchor.ip);
-        self.sink.record(&Record::Change {
-            offset: anchor.begin,
-            ip,
-            step: cpu.step(),
-            space: key.0,
-            page: key.1,
-            content: number,
-        });
+    fn tell_change(&mut self, key: Key, content: &Arc<Content>, cpu: &mut dyn Processor) {
+        let content = content.clone();
+        self.post(Job::Changed { key, content }, cpu);
     }
 
     /// A physical page has another content: so have all addresses that lead to it.
-    fn tell_page(&mut self, gpa: u64, content: &Content, cpu: &mut Host<'_>) {
+    fn tell_page(&mut self, gpa: u64, content: &Arc<Content>, cpu: &mut dyn Processor) {
         let keys = self.code_map.of_page.get(&gpa).cloned().unwrap_or_default();
         for key in keys {
             if let Some(mapping) = self.code_map.addresses.get_mut(&key)
@@ -104,7 +90,7 @@ impl Observer {
     }
 
     /// What changed while other vCPUs had their turns.
-    pub(super) fn catch_up(&mut self, cpu: &mut Host<'_>) {
+    pub(super) fn catch_up(&mut self, cpu: &mut dyn Processor) {
         let changed = self.shared.changed.load(Ordering::Relaxed);
         if changed == self.seen {
             return;
@@ -115,7 +101,7 @@ impl Observer {
             Some(from) => {
                 // A reader that has one memory for all vCPUs, as perf has, orders what they executed by time. So this vCPU
                 // tells the time behind the changes even where it has executed none of the pages.
-                self.anchor(cpu);
+                self.post(Job::Anchor, cpu);
                 let pages: Vec<u64> = pool.changes.iter().skip(from as usize).copied().collect();
                 for gpa in pages {
                     if let Some(content) = pool.pages.get(&gpa) {
@@ -128,11 +114,11 @@ impl Observer {
         }
         self.seen = changed;
         drop(pool);
-        self.write_due(cpu);
+        self.post(Job::Due, cpu);
     }
 
     /// Says what the process has mapped where it begins to execute a page, if that was not said yet.
-    fn tell_mapping(&mut self, key: Key, linear: u64, cpu: &mut Host<'_>) {
+    fn tell_mapping(&mut self, key: Key, linear: u64, cpu: &mut dyn Processor) {
         let context = cpu.context();
         if key.0 == 0 {
             return;
@@ -140,7 +126,7 @@ impl Observer {
         let vmcs = context.vmcs.filter(|_| context.non_root);
         let found = {
             let linux = &mut *lock(&self.shared.linux);
-            let mut memory = Physical(cpu.cpu);
+            let mut memory = Physical(cpu);
             let user = context.cpl == 3;
             let found = match vmcs {
                 None => {
@@ -158,7 +144,13 @@ impl Observer {
             found
         };
         let Some((mapping, _)) = found else { return };
-        let file = (!mapping.path.is_empty()).then(|| self.mapped.file(mapping.path, mapping.build_id, &mut self.sink));
+        let file = (!mapping.path.is_empty()).then(|| {
+            let (number, new) = self.mapped.file(mapping.path, mapping.build_id);
+            if let Some((path, build_id)) = new {
+                self.post(Job::File { path, build_id }, cpu);
+            }
+            number
+        });
         let mapped = Mapped {
             first: mapping.start >> 12,
             end: mapping.end >> 12,
@@ -168,17 +160,15 @@ impl Observer {
         if !self.mapped.add((vmcs, key.0), key.1, mapped) {
             return;
         }
-        let offset = self.anchor(cpu).begin;
-        self.sink.record(&Record::Mapping {
-            offset,
-            step: cpu.step(),
+        let job = Job::Mapping {
             vmcs,
             space: key.0,
             page: mapped.first,
             pages: mapped.end - mapped.first,
             first: mapped.at,
             file,
-        });
+        };
+        self.post(job, cpu);
     }
 
     /// Once a kernel is found, user code that was reported before is reported anew, with what it is of.
@@ -202,7 +192,7 @@ impl Observer {
     }
 
     /// The content of a page as executed now, and what it was, where others have to hear that it is new.
-    fn content(&mut self, code: &Code, cpu: &mut Host<'_>) -> Option<(Arc<Content>, Option<Arc<Content>>)> {
+    fn content(&mut self, code: &Code, cpu: &mut dyn Processor) -> Option<(Arc<Content>, Option<Arc<Content>>)> {
         let gpa = code.physical & !0xfff;
         let shared = self.shared.clone();
         let mut pool = lock(&shared.pool);
@@ -232,7 +222,7 @@ impl Observer {
 }
 
 /// Whether the bytes of the code are those of the content.
-fn same(content: &Content, code: &Code, cpu: &mut Host<'_>) -> bool {
+fn same(content: &Content, code: &Code, cpu: &mut dyn Processor) -> bool {
     let from = (code.physical & 0xfff) as usize;
     let mut at = 0;
     let mut part = [0; 256];

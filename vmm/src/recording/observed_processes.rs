@@ -1,9 +1,10 @@
 //! What an observer reports of the threads and processes that its vCPU runs, and which of them are recorded.
 
-use trace::format::{COMM, Record};
+use trace::format::COMM;
 use x86::watch::{CodeSize, Processor};
 
-use super::host::{Host, Physical};
+use super::encoder::Job;
+use super::guest_memory::Physical;
 use super::observer::{GuestTable, Observer};
 use super::state::lock;
 
@@ -101,42 +102,32 @@ impl Observer {
             linux.new |= new;
             task
         };
-        let wanted = self.wanted.as_ref().map(|wanted| wanted.has(&task));
+        let admits = self.wanted.as_ref().map(|wanted| wanted.has(&task));
         let mut name = [0; COMM];
         let mut len = task.comm.len().min(COMM - 1);
         while !task.comm.is_char_boundary(len) {
             len -= 1;
         }
         name[..len].copy_from_slice(&task.comm.as_bytes()[..len]);
-        let mut host = Host {
-            cpu,
-            offset: self.tsc_offset,
-        };
-        let offset = self.anchor(&mut host).begin;
-        self.sink.record(&Record::Thread {
-            offset,
-            step,
+        let job = Job::Thread {
             tid: task.pid,
             tgid: task.tgid,
             comm: name,
-        });
-        if let Some(wanted) = wanted {
-            self.pt.admit(wanted, &mut host);
-        }
-        self.write_due(&mut host);
+            admits,
+        };
+        self.post(job, cpu);
     }
 
-    /// Where processes are chosen, the one that runs is recorded if it is one of them.
-    pub(super) fn admit_current(&mut self, cpu: &mut Host<'_>) {
-        let Some(wanted) = &self.wanted else { return };
+    /// Where processes are chosen: whether the one that runs is one of them.
+    pub(super) fn admits_current(&mut self, cpu: &mut dyn Processor) -> Option<bool> {
+        let wanted = self.wanted.as_ref()?;
         let task = {
             let linux = lock(&self.shared.linux);
             let kernel = linux.recording.kernel();
-            kernel.and_then(|kernel| kernel.current(&mut Physical(cpu.cpu), self.cpu))
+            kernel.and_then(|kernel| kernel.current(&mut Physical(cpu), self.cpu))
         };
         // Where nobody knows who runs, it is nobody who was asked for.
-        let wanted = task.is_some_and(|task| wanted.has(&task));
-        self.pt.admit(wanted, cpu);
+        Some(task.is_some_and(|task| wanted.has(&task)))
     }
 
     pub(super) fn names(&self, page_table: u64, cpu: &mut dyn Processor) {

@@ -71,6 +71,8 @@ pub struct RecordingOptions {
     pub part: Part,
     /// Steps at which segments begin, ascending: there the recording could be cut into parts, to the same bytes.
     pub cuts: Vec<u64>,
+    /// Packets are made on a thread of their own where that can be done, to the same bytes.
+    pub threaded: bool,
 }
 
 /// Which part of a recording it is.
@@ -113,6 +115,7 @@ impl RecordingOptions {
             on_error: OnError::Stop,
             part: Part::default(),
             cuts: Vec::new(),
+            threaded: std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1),
         }
     }
 }

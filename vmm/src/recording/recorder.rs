@@ -22,8 +22,8 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use log::warn;
@@ -32,9 +32,11 @@ use trace::directory::folder;
 use trace::format::{Header, HeaderEnd};
 use x86::model::CpuModel;
 
+use super::encoder::Encoder;
 use super::guest_memory::GuestMemory;
 use super::observer::Observer;
-use super::options::{OnError, RecordingOptions};
+use super::options::{OnError, Part, RecordingOptions};
+use super::queue::{EncodingThread, Queue};
 use super::state::{LinuxWatch, RecordingState, lock};
 use crate::signals;
 
@@ -55,6 +57,18 @@ pub struct Recorder {
     /// Steps at which segments begin.
     cuts: Vec<u64>,
     state: Arc<RecordingState>,
+    /// One for each vCPU.
+    queues: Vec<Arc<Mutex<Queue>>>,
+}
+
+/// Segments with fewer bytes end so often that a thread would mostly be waited for.
+const SMALL_SEGMENT: u64 = 16 << 20;
+
+/// Whether packets are made on a thread: see [`super::queue`].
+fn is_threaded(options: &RecordingOptions, encoder: &Encoder) -> bool {
+    let whole = options.part == Part::default();
+    let free = options.filters.is_empty() && options.limit.is_none() && encoder.segment() >= SMALL_SEGMENT;
+    options.threaded && whole && free
 }
 
 impl Recorder {
@@ -67,15 +81,24 @@ impl Recorder {
         // Where another part has ended there may be something to be found at once.
         let first = if options.part.continues { 0 } else { LOOK };
         let state = Arc::new(RecordingState::new(options, header.cpus, first));
-        let observers = (0..header.cpus)
-            .map(|cpu| Observer::new(cpu, options, state.clone(), model))
-            .collect::<io::Result<Vec<Observer>>>()?;
+        let thread = Arc::new(EncodingThread::default());
+        let mut queues = Vec::new();
+        for cpu in 0..header.cpus {
+            let encoder = Encoder::new(cpu, options, &state, model)?;
+            let thread = is_threaded(options, &encoder).then(|| thread.clone());
+            queues.push(Arc::new(Mutex::new(Queue::new(encoder, thread))));
+        }
+        let observers = (0..).zip(&queues);
+        let observers = observers
+            .map(|(cpu, queue)| Observer::new(cpu, options, state.clone(), queue.clone(), model))
+            .collect();
         let recorder = Recorder {
             folder: options.folder.clone(),
             goes_on: options.part.goes_on,
             cuts: options.cuts.clone(),
             header,
             state,
+            queues,
         };
         recorder.write_header()?;
         Ok((recorder, observers))
@@ -166,6 +189,17 @@ impl Recorder {
         let folder = self.folder.join(folder::LINUX);
         linux.recording.write(&folder)?;
         linux.guests.write(&folder)
+    }
+
+    /// Waits until packets have been made of everything so far.
+    pub fn settle(&self) {
+        for queue in &self.queues {
+            let mut queue = lock(queue);
+            queue.settle();
+            if let Some(error) = queue.take_error() {
+                self.state.fail(error);
+            }
+        }
     }
 
     /// From the next time that the observers are asked what they want, the recording is over.

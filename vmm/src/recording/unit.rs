@@ -3,8 +3,8 @@
 use x86::model::CpuModel;
 use x86::pt::{PtCaps, RtitCtl};
 
-/// PSBs every 16 KiB.
-const PSB_FREQ: u8 = 3;
+/// PSBs by the unit itself every 64 MiB: in time to bound what a decoder has to go through there are the observer's own.
+const PSB_FREQ: u8 = 15;
 /// An MTC packet every 32768 steps.
 const MTC_FREQ: u8 = 15;
 

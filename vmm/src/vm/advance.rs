@@ -20,6 +20,10 @@ impl Vm {
     pub fn advance(&mut self, until: &Until, outside: &mut dyn Outside) -> Result<StopReason, Error> {
         let started = Instant::now();
         let reason = self.advance_until(until, outside, started);
+        // Whoever looks next finds in the recording what has been executed.
+        if let Some(recorder) = &self.recorder {
+            recorder.settle();
+        }
         self.wall += started.elapsed();
         if let Some(clock) = &mut self.host_clock {
             clock.stop();

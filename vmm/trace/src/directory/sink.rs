@@ -130,10 +130,15 @@ impl Sink {
         self.written
     }
 
-    /// Whether the segment has as many packets as it should, `waiting` of them not yet written.
-    pub fn is_full(&self, waiting: usize) -> bool {
+    /// Bytes of packets until the segment has as many as it should; `waiting` are not yet written.
+    pub fn left(&self, waiting: usize) -> u64 {
         let begin = self.begins.back().copied().unwrap_or(0);
-        self.written + waiting as u64 - begin >= self.limit
+        self.limit.saturating_sub(self.written + waiting as u64 - begin)
+    }
+
+    /// How many it should have.
+    pub fn limit(&self) -> u64 {
+        self.limit
     }
 
     /// Whether sideband should be written.
