@@ -177,10 +177,15 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
         (M::Enter, h, e) if both_fault(h) && both_fault(e) => {
             Some("whether the display is read before anything is pushed")
         }
-        (M::Dpps | M::Dppd | M::Vdpps | M::Vdppd, 1 | 3, e)
-            if host.vector == e && only_nans_differ(instruction, host, engine) =>
-        {
+        (M::Dpps | M::Dppd | M::Vdpps | M::Vdppd, h, e) if h == e && only_nans_differ(instruction, host, engine) => {
             Some("which of several NaNs a dot product gives")
+        }
+        (M::Vreduceps | M::Vreducepd | M::Vreducess | M::Vreducesd, h, e)
+            if (h == e || e == 19)
+                && case.state.fpu.mxcsr & 1 << 15 != 0
+                && keeps_denormals(instruction, host, engine) =>
+        {
+            Some("whether MXCSR.FTZ makes zero of what VREDUCEPD leaves")
         }
         (M::Ud1, 6, 12 | 13) => Some("whether UD1's operand is checked"),
         (M::Fld, _, _)
@@ -317,7 +322,7 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
     }
 }
 
-/// Whether the registers differ in nothing but elements that are NaNs in both.
+/// Whether the registers differ, and in nothing but elements that are NaNs in both.
 fn only_nans_differ(instruction: &Instruction, host: &Outcome, engine: &Outcome) -> bool {
     let double = matches!(instruction.mnemonic(), Mnemonic::Dppd | Mnemonic::Vdppd);
     let nan = |v: u128, lane: u32| {
@@ -333,9 +338,41 @@ fn only_nans_differ(instruction: &Instruction, host: &Outcome, engine: &Outcome)
         .iter()
         .chain(&host.ymm_hi)
         .zip(engine.xmm.iter().chain(&engine.ymm_hi));
-    halves
+    let mut differ = halves.filter(|(h, e)| h != e).peekable();
+    differ.peek().is_some()
+        && differ
+            .all(|(&h, &e)| (0..4).all(|lane| ((h ^ e) >> (32 * lane)) as u32 == 0 || nan(h, lane) && nan(e, lane)))
+}
+
+/// Whether the host's destination has denormal numbers where the engine's has zeros, and is the same elsewhere; or where it has any, if the
+/// engine's has not been written.
+fn keeps_denormals(instruction: &Instruction, host: &Outcome, engine: &Outcome) -> bool {
+    let size = match instruction.mnemonic() {
+        Mnemonic::Vreducepd | Mnemonic::Vreducesd => 64,
+        _ => 32,
+    };
+    let lanes = |outcome: &Outcome| -> Vec<u64> {
+        let quarters = outcome.state.fpu.register(instruction.op0_register().number());
+        let of = |quarter: u128| (0..128 / size).map(move |n| (quarter >> (n * size)) as u64 & u64::MAX >> (64 - size));
+        quarters.into_iter().flat_map(of).collect()
+    };
+    // The exponent is zero, the significand is not.
+    let (exponent, sign) = if size == 64 {
+        (0x7ff << 52, 1 << 63)
+    } else {
+        (0xff << 23, 1 << 31)
+    };
+    let denormal = |lane: u64| lane & exponent == 0 && lane & !sign != 0;
+    let (host_lanes, engine_lanes) = (lanes(host), lanes(engine));
+    if engine.vector == 19 && host.vector != 19 {
+        return host_lanes.into_iter().any(denormal);
+    }
+    let mut differ = host_lanes
+        .into_iter()
+        .zip(engine_lanes)
         .filter(|(h, e)| h != e)
-        .all(|(&h, &e)| (0..4).all(|lane| ((h ^ e) >> (32 * lane)) as u32 == 0 || nan(h, lane) && nan(e, lane)))
+        .peekable();
+    differ.peek().is_some() && differ.all(|(h, e)| denormal(h) && e & !sign == 0)
 }
 
 fn is_repeated(case: &Case) -> bool {
