@@ -284,17 +284,19 @@ fn replay(
         let text = file(folder, part, "json");
         regular::write_private(&text, &output.stdout).map_err(|error| failed(part)(&error))
     };
-    let (next, over, first) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(None));
+    let (next, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // Of those that fail side by side the last one is told: it starts from what the one before it only compares with.
+    let last: Mutex<Option<(u64, PartsError)>> = Mutex::new(None);
     let work = || {
         while !over.load(Ordering::Relaxed)
             && let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed))
         {
             if let Err(error) = one(*part) {
                 over.store(true, Ordering::Relaxed);
-                first
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(error);
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.as_ref().is_none_or(|(from, _)| *from < part.from) {
+                    *last = Some((part.from, error));
+                }
             }
         }
     };
@@ -305,8 +307,8 @@ fn replay(
         }
         work();
     });
-    match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
+    match last.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some((_, error)) => Err(error),
         None => Ok(()),
     }
 }
