@@ -149,6 +149,11 @@ impl ArchLbr {
         }
     }
 
+    /// Which branches are in the next batch.
+    pub fn comes(&mut self, recorded: Recorded) {
+        self.ring.comes(recorded);
+    }
+
     /// `Watch` callback: branches have retired. `code` is where the processor stands now.
     pub fn branches(&mut self, records: &[BranchRecord], frozen: bool, code: Context) {
         if self.records(frozen) {

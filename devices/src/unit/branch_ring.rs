@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 use x86::lbr::{LbrInfo, MAX_DEPTH, branch_type};
-use x86::watch::{BranchRecord, CodeSize, Context, Far, Flow};
+use x86::watch::{BranchRecord, CodeSize, Context, Far, Flow, Recorded};
 
 use super::predictor::{Predictor, WINDOW};
 
@@ -434,6 +434,8 @@ pub struct LazyRing {
     waiting: Option<Waiting>,
     /// The room of the last one.
     spare: (Vec<BranchRecord>, Vec<(usize, Scene)>),
+    /// All branches of the next batch go somewhere.
+    all_taken: bool,
 }
 
 impl From<BranchRing> for LazyRing {
@@ -442,11 +444,17 @@ impl From<BranchRing> for LazyRing {
             ring,
             waiting: None,
             spare: Default::default(),
+            all_taken: false,
         }
     }
 }
 
 impl LazyRing {
+    /// Which branches are in the next batch: none has to be counted where all of them pass.
+    pub fn comes(&mut self, recorded: Recorded) {
+        self.all_taken = recorded == Recorded::Taken;
+    }
+
     /// Records what of a batch passes, as [`BranchRing::record`].
     pub fn record(&mut self, records: &[BranchRecord], filter: &Filter, style: &Style, code: Context) {
         if let Some((start, passed)) = self.end_of(records, filter) {
@@ -497,7 +505,10 @@ impl LazyRing {
         // Before it are those that decide about its prediction, and about its like.
         let first = back(start, [kinds::ALL; 2], WINDOW)?;
         let rest = &records[..start];
-        let passed = if masks == [kinds::ALL; 2] {
+        let open = masks == [kinds::ALL; 2];
+        let passed = if open && self.all_taken {
+            start
+        } else if open {
             rest.iter().map(|r| usize::from(r.flow != 0)).sum::<usize>()
         } else {
             passing(rest, masks)

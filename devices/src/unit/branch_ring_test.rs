@@ -36,6 +36,7 @@ fn a_ring_that_works_when_it_is_looked_at_is_the_same_ring() {
         let (mut step, mut code) = (0, Context::default());
         for batch in 0..20 {
             let len = [1, 1, 40, 100, 600][below(5) as usize];
+            let taken = below(2);
             let records: Vec<BranchRecord> = (0..1 + below(len))
                 .map(|_| {
                     step += 1 + below(30);
@@ -43,7 +44,7 @@ fn a_ring_that_works_when_it_is_looked_at_is_the_same_ring() {
                         from: 0x1000 + below(20) * 4,
                         to: 0x1000 + below(5) * 0x10,
                         step,
-                        flow: below(7) as u8,
+                        flow: (taken + below(7 - taken)) as u8,
                         length: 2,
                         to_cpl: if below(3) == 0 { 3 } else { 0 },
                         ..BranchRecord::default()
@@ -56,6 +57,7 @@ fn a_ring_that_works_when_it_is_looked_at_is_the_same_ring() {
             }
             let here = if records.len() == 1 { segment(below(3)) } else { code };
             eager.record(&records, &filter, &style, here);
+            lazy.comes(if taken == 1 { Recorded::Taken } else { Recorded::All });
             lazy.record(&records, &filter, &style, here);
             // Something that is no branch may change the code, too.
             code = if below(4) == 0 { segment(below(3)) } else { here };

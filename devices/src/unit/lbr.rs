@@ -196,6 +196,11 @@ impl Lbr {
         }
     }
 
+    /// Which branches are in the next batch.
+    pub fn comes(&mut self, recorded: Recorded) {
+        self.ring.comes(recorded);
+    }
+
     /// `Watch` callback: branches have retired. `code` is where the processor stands now.
     pub fn branches(&mut self, records: &[BranchRecord], gate: Gate, code: Context) {
         if self.records(gate) {

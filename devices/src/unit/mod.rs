@@ -622,9 +622,11 @@ impl Watch for Units {
         let mut effects = Effects::NONE;
         let branches = !is_transition(records);
         if let Some(lbr) = self.lbr.as_mut().filter(|_| branches) {
+            lbr.comes(cpu.recorded());
             lbr.branches(records, gate, context);
         }
         if let Some(lbr) = self.arch_lbr.as_mut().filter(|_| branches) {
+            lbr.comes(cpu.recorded());
             lbr.branches(records, frozen, context);
         }
         with_pmu!(self, |pmu, inputs| effects =

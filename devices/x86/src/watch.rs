@@ -603,14 +603,19 @@ pub trait Processor: TraceMem {
     fn step(&self) -> u64;
     /// What RDTSC would read.
     fn tsc(&mut self) -> u64;
+    /// Which branches are among those that are handed over: no fewer than anybody wants.
+    fn recorded(&self) -> Recorded {
+        Recorded::All
+    }
 }
 
 /// The callbacks of the units. The executor calls these on the units of the processor that it runs.
 ///
 /// Order: records wait in the executor's buffer and are handed over in `branches` before any other callback, so the units hear
 /// everything in the order of the program. A far transfer's record is never in a batch with others: it comes alone, with
-/// the processor already in its new context, so within a batch the context is the same for all. All have defaults that
-/// hear nothing.
+/// the processor already in its new context, so within a batch the context is the same for all. An IRET that stays in 64-bit code of
+/// the same privilege level changes nothing of the context but [`Context::interrupts`], and may be among others where nobody has asked
+/// for [`Interest::interrupts`]. All have defaults that hear nothing.
 pub trait Watch {
     /// What to announce. Asked at the start of every run, after every callback but those that [`Watch::is_steady`] excepts, and after an
     /// access to an MSR or debug register.

@@ -684,10 +684,21 @@ impl Cpu {
 
     /// IRET with an operand size of `size` bytes: the new RIP (SDM Vol. 2A "IRET/IRETD/IRETQ—Interrupt Return").
     pub(crate) fn interrupt_return(&mut self, o: &Op, size: u64) -> Done<u64> {
+        self.interrupt_return_after(o, size, |_| Ok(()))
+    }
+
+    /// The same; `leaves` is called before 64-bit code is left for code of another privilege level or size, when nothing has changed yet.
+    pub(crate) fn interrupt_return_after(
+        &mut self,
+        o: &Op,
+        size: u64,
+        leaves: impl FnOnce(&mut Cpu) -> Done,
+    ) -> Done<u64> {
         if self.virtual8086() && self.iopl() < 3 && !(self.has_virtual_if() && size == 2) {
             return Err(self.gp(0));
         }
         // IRET ends the blocking of NMIs even if it faults (SDM Vol. 3A 7.7.1 "Handling Multiple NMIs").
+        let nmi_blocked = self.nmi_blocked;
         self.unblock_nmis();
         if self.protected() && self.rflags & rf::NT != 0 {
             if self.long_mode() {
@@ -737,6 +748,14 @@ impl Cpu {
             let sp = self.stack_item(o, 3 * size, size)?;
             let stack = self.return_stack(d, ss, rpl)?;
             self.check_ip(d, rip, 0)?;
+            if self.is64()
+                && (rpl != cpl || !d.long())
+                && let Err(stop) = leaves(self)
+            {
+                // It runs again.
+                self.nmi_blocked = nmi_blocked;
+                return Err(stop);
+            }
             self.enter_outer(d, selector, stack, sp, size);
         }
         self.return_flags(o, flags, size, cpl);

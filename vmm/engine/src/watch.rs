@@ -1010,6 +1010,13 @@ impl Processor for View<'_> {
     fn tsc(&mut self) -> u64 {
         self.tsc
     }
+
+    fn recorded(&self) -> Recorded {
+        match self.cpu.watched.mode & mode::TAKEN {
+            0 => Recorded::All,
+            _ => Recorded::Taken,
+        }
+    }
 }
 
 #[cfg(test)]

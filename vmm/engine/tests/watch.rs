@@ -332,6 +332,96 @@ fn far_transfers_come_alone_with_the_processor_where_they_lead() {
     }
 }
 
+/// A jump, an IRET and a jump: where the IRET stays in its code, no unit can tell when it hears of it, unless it has asked for RFLAGS.IF or
+/// for each branch at once. Where it goes to ring 3, what was before it is heard in ring 0.
+// covers: interest/returns
+#[test]
+fn an_iret_that_stays_in_its_code_comes_with_other_branches() {
+    let of = |interest: Interest, user: bool| {
+        let mut b = Bench::long();
+        let notes = listen(&mut b, interest);
+        let (code, stack) = match user {
+            true => (i32::from(UCODE) | 3, i32::from(UDATA) | 3),
+            false => (i32::from(KCODE), 0),
+        };
+        b.code(|a| {
+            let (mut over, mut on, mut again) = (a.create_label(), a.create_label(), a.create_label());
+            a.jmp(over)?;
+            a.set_label(&mut over)?;
+            a.cmp(rsp, rsp)?;
+            a.jne(on)?;
+            a.set_label(&mut on)?;
+            a.jne(again)?;
+            a.set_label(&mut again)?;
+            a.push(stack)?;
+            a.push(0x1f_0000)?;
+            a.push(0x202)?;
+            a.push(code)?;
+            a.push((CODE + 0x100) as i32)?;
+            a.iretq()
+        });
+        b.at(CODE + 0x100, |a| {
+            let mut on = a.create_label();
+            a.jmp(on)?;
+            a.set_label(&mut on)?;
+            // #GP in ring 3.
+            a.hlt()
+        });
+        assert_eq!(b.run(1000), Exit::Halt);
+        let notes = notes.borrow();
+        let heard: Vec<(Flow, u64, u8, u32)> = notes
+            .words
+            .iter()
+            .filter_map(|word| match word {
+                Word::Branch(r) => Some((Flow::from_code(r.flow)?, r.to, r.to_cpl, r.run())),
+                _ => None,
+            })
+            .collect();
+        let levels: Vec<u8> = notes.contexts.iter().map(|context| context.cpl).collect();
+        (heard, notes.batches.clone(), levels)
+    };
+    let (cond, iret) = (Flow::Cond { taken: false }, Flow::Far(Far::Iret));
+    let all = [Flow::Jump, cond, cond, iret, Flow::Jump];
+    let each = Interest {
+        branch_room: 1,
+        ..BRANCHES
+    };
+    let flag = Interest {
+        interrupts: true,
+        ..BRANCHES
+    };
+    let runs = Interest {
+        run: BranchRecord::RUN_BITS,
+        ..BRANCHES
+    };
+    let taken = Interest {
+        branches: Recorded::Taken,
+        ..BRANCHES
+    };
+    for (interest, user, flows, batches, levels) in [
+        (BRANCHES, false, &all[..], &[5][..], &[0][..]),
+        (each, false, &all, &[1; 5], &[0; 5]),
+        (flag, false, &all, &[3, 1, 1], &[0; 3]),
+        // The first conditional branch has a record of its own kind, the second is a bit in that of the IRET.
+        (runs, false, &[iret], &[2], &[0]),
+        (taken, false, &[Flow::Jump, iret, Flow::Jump], &[3], &[0]),
+        (BRANCHES, true, &all, &[3, 1, 1], &[0, 3, 3, 0]),
+        (taken, true, &[Flow::Jump, iret, Flow::Jump], &[1, 1, 1], &[0, 3, 3, 0]),
+    ] {
+        let (heard, sizes, cpls) = of(interest, user);
+        let kinds: Vec<Flow> = heard.iter().map(|(flow, ..)| *flow).collect();
+        let what = format!("{interest:?} {user} {heard:x?}");
+        assert_eq!((&kinds[..], &sizes[..], &cpls[..]), (flows, batches, levels), "{what}");
+        let back = heard.iter().find(|(flow, ..)| *flow == iret).unwrap();
+        let bits = if interest.run == 0 { 1 } else { 0b10 };
+        assert_eq!(
+            (back.1, back.2, back.3),
+            (CODE + 0x100, if user { 3 } else { 0 }, bits),
+            "{what}"
+        );
+    }
+}
+
 // covers: interest/transfers
 #[test]
 fn exceptions_and_interrupts_say_vector_error_and_address() {

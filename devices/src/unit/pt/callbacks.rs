@@ -80,6 +80,7 @@ impl<O: Output> Pt<O> {
             } else {
                 step = first.step;
                 self.time(step);
+                self.run_before(first);
                 if first.flow == Flow::Far(Far::Iret).code() && self.s.ctl.event_en() && self.s.status.context_en() {
                     self.control_flow_event(cfe::IRET, 0, Some(first.from), self.s.packet_en, step);
                     self.far(first, self.in_sight(), cpu);
@@ -88,6 +89,10 @@ impl<O: Output> Pt<O> {
                     // traces, has none either.
                     let none = [Far::VmExit, Far::Smi].map(|far| Flow::Far(far).code());
                     self.far(first, none.contains(&first.flow), cpu);
+                }
+                // As at the end of a callback, which is where it is met alone.
+                if self.tracing() && self.psb_due() {
+                    self.send_psb(step);
                 }
                 records = &records[1..];
             }

@@ -157,6 +157,15 @@ impl<O: Output> Pt<O> {
         bits << rest | run & ((1 << rest) - 1)
     }
 
+    /// The conditional branches that the record of a far transfer counts: they come where each is a bit, and nowhere else.
+    pub(super) fn run_before(&mut self, r: &BranchRecord) {
+        let run = r.run();
+        if run != 1 && self.goes_plainly() {
+            let bits = self.joined(self.s.stream.pending(), run, r);
+            self.s.stream.set_pending(bits);
+        }
+    }
+
     /// The conditional branches that a record counts, where each may be more than a bit.
     fn run(&mut self, r: &BranchRecord) {
         let run = r.run();

@@ -276,8 +276,10 @@ impl<O: Output> Pt<O> {
         if context.concealed && !self.tells_cr3 {
             (context.non_root, context.vmcs) = (false, None);
         }
+        // RFLAGS.IF is told with EventEn alone; else it is as it was at some moment that nobody can name.
         self.s.context = Context {
             concealed: false,
+            interrupts: context.interrupts && self.s.ctl.event_en(),
             ..context
         };
         let code = Addresses::new(&self.caps, &context);

@@ -113,7 +113,11 @@ fn program(random: &mut Random, words: usize, batch: u64) -> Vec<Said> {
             _ => {
                 let count = 1 + random.below(batch);
                 let records = (0..count).map(|_| {
-                    let flow = near[random.below(8) as usize];
+                    // An IRET that changes nothing of the context is among others.
+                    let flow = match random.below(24) {
+                        0 => Flow::Far(Far::Iret),
+                        _ => near[random.below(8) as usize],
+                    };
                     let from = ip + random.below(30);
                     ip = match flow {
                         Flow::Cond { taken: false } => from + 2,
@@ -190,7 +194,8 @@ fn say_in_runs(pt: &mut Pt, guest: &mut Guest, said: &Said, random: &mut Random,
         let (mut batch, mut run, mut last) = (Vec::new(), 1u32, *first);
         let mut limit = 1;
         while let Some((r, rest)) = records.split_first() {
-            if batch.len() >= room || r.step > end || r.flow > Flow::Ret.code() {
+            let among = r.flow <= Flow::Ret.code() || r.flow == Flow::Far(Far::Iret).code();
+            if batch.len() >= room || r.step > end || !among {
                 break;
             }
             records = rest;

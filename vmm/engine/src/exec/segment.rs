@@ -150,6 +150,9 @@ cold_flows! {
     };
     /// IRET: operand size `src`.
     Iret = |c: &mut Cpu, o: &Op| {
+        if c.records_returns() {
+            return c.recorded_return(o);
+        }
         c.far(o, Far::Iret, |c, o| {
             let rip = c.interrupt_return(o, o.src as u64)?;
             Ok(c.after_flags(rip))

@@ -4,9 +4,9 @@
 use iced_x86::{Code, Mnemonic as M, Register};
 use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
-use x86::watch::{Change, Far};
+use x86::watch::{Change, Far, Flow};
 
-use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, TimedWait, slot};
+use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, TimedWait, mode, slot};
 use crate::flags;
 use crate::lower::{End, Lower, attempt};
 use crate::op::{Done, Op, Reason, chain, chain_flow};
@@ -56,6 +56,40 @@ impl Cpu {
         let (Go::To(rip) | Go::Look(rip) | Go::Raise(rip)) = go;
         self.note_far(o, from, cpl, far, rip);
         Ok(go)
+    }
+
+    /// Whether an IRET that stays in its code is a record like that of a near branch: kernels make so many of these, to synchronize with
+    /// code that was changed, that it should be no reason to leave. Not where somebody wants to hear what else it changes.
+    #[inline]
+    pub(crate) fn records_returns(&self) -> bool {
+        let w = &self.watched;
+        self.mode & mode::RECORD != 0
+            && !w.tell_interrupts
+            && !w.interest.step_on_branches
+            && self.is64()
+            && self.rflags & rf::NT == 0
+            && self.transaction.is_none()
+            && !self.non_root()
+    }
+
+    /// IRET of such a kind. Where it leaves its code after all, records are handed over before that, and it comes alone as any far transfer.
+    pub(crate) fn recorded_return(&mut self, o: &Op) -> Done<Go> {
+        let (from, cpl) = (self.linear(self.ip(o)), self.cpl);
+        let mut left = false;
+        let rip = self.interrupt_return_after(o, o.src as u64, |c| {
+            left = true;
+            c.drain_records_first()
+        })?;
+        let go = self.after_flags(rip);
+        if left {
+            self.note_far(o, from, cpl, Far::Iret, rip);
+            return Ok(go.seen());
+        }
+        let rest = u64::from(Flow::Far(Far::Iret).code()) | u64::from(o.len) << 8;
+        Ok(match self.record(from, rip, rest) {
+            true => go.seen(),
+            false => go,
+        })
     }
 
     /// Privileged instructions are #GP(0) elsewhere.
