@@ -271,15 +271,7 @@ fn other(case: &Case, host: &Outcome, engine: &Outcome) -> Option<&'static str> 
             _,
             _,
         ) if fault_addresses && host.cr2 != engine.cr2 => Some("which part of a long operand is accessed first"),
-        (M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq, 14, 14) if fault_addresses => {
-            Some("which address of a masked store's operand CR2 gets")
-        }
-        (_, 14, 14)
-            if instruction.has_op_mask()
-                && instruction.op0_kind() == OpKind::Memory
-                && !instruction.is_vsib()
-                && fault_addresses =>
-        {
+        (_, 14, 14) if fault_addresses && is_masked_move(instruction) => {
             Some("which address of a masked store's operand CR2 gets")
         }
         (M::Vmaskmovps | M::Vmaskmovpd | M::Vpmaskmovd | M::Vpmaskmovq, h, e) if h != e && case.state.bits() != 64 => {
@@ -373,6 +365,16 @@ fn keeps_denormals(instruction: &Instruction, host: &Outcome, engine: &Outcome) 
         .filter(|(h, e)| h != e)
         .peekable();
     differ.peek().is_some() && differ.all(|(h, e)| denormal(h) && e & !sign == 0)
+}
+
+/// A store, or a VEX load, under a mask.
+fn is_masked_move(instruction: &Instruction) -> bool {
+    let vex = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Vmaskmovps | Mnemonic::Vmaskmovpd | Mnemonic::Vpmaskmovd | Mnemonic::Vpmaskmovq
+    );
+    let evex = instruction.has_op_mask() && instruction.op0_kind() == OpKind::Memory && !instruction.is_vsib();
+    vex || evex
 }
 
 fn is_repeated(case: &Case) -> bool {
