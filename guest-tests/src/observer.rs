@@ -14,7 +14,7 @@ use x86::model::CpuModel;
 use x86::msr::*;
 use x86::watch::{
     Access, BadPhys, BranchRecord, Change, Context, Effects, EventRecord, Interest, PageFault, Processor, Range,
-    TraceMem, Watch,
+    Recorded, TraceMem, Watch,
 };
 
 /// Where the host's memory is.
@@ -369,5 +369,8 @@ impl Processor for Lent<'_> {
     }
     fn tsc(&mut self) -> u64 {
         self.cpu.tsc()
+    }
+    fn recorded(&self) -> Recorded {
+        self.cpu.recorded()
     }
 }
