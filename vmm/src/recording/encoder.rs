@@ -10,15 +10,15 @@ use devices::unit::pt::Pt;
 use trace::directory::sink::{PACKETS, Sink};
 use trace::format::{COMM, Mark, Record};
 use x86::model::CpuModel;
-use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_CR3_MATCH, IA32_RTIT_STATUS};
+use x86::msr::IA32_RTIT_STATUS;
 use x86::pt::RtitCtl;
 use x86::watch::{BranchRecord, Change, EventRecord, Interest, Processor};
 
 use super::code_map::Key;
-use super::options::{Filter, RecordingOptions};
+use super::options::RecordingOptions;
 use super::standing::Standing;
 use super::state::{Content, RecordingState};
-use super::unit::{CTL, caps};
+use super::unit;
 
 /// A PSB at which code may change: nothing was executed since.
 #[derive(Clone, Copy, Debug)]
@@ -106,40 +106,6 @@ pub(super) struct Encoder {
     error: Option<io::Error>,
 }
 
-/// A trace unit with its filters, and the control register that goes with them.
-pub(super) fn unit(model: &CpuModel, filters: &[Filter]) -> (Pt<Vec<u8>>, RtitCtl) {
-    let mut pt = Pt::with_output(caps(model), Vec::new());
-    pt.tell_cr3();
-    pt.follow_edges();
-    let mut ctl = CTL;
-    let rings = |ring: Filter| filters.contains(&ring);
-    let (os, user) = (rings(Filter::Kernel), rings(Filter::User));
-    ctl.set_os(os || !user);
-    ctl.set_user(user || !os);
-    let mut range = 0;
-    for filter in filters {
-        let registers = match *filter {
-            Filter::Kernel | Filter::User | Filter::Comm(_) | Filter::Pid(_) => continue,
-            Filter::Cr3(cr3) => {
-                ctl.set_cr3_filter(true);
-                vec![(IA32_RTIT_CR3_MATCH, cr3 & !0x1f)]
-            }
-            Filter::Ip(first, last) => {
-                let register = IA32_RTIT_ADDR0_A + 2 * range;
-                ctl.set_addr_cfg(ctl.addr_cfg() | 1 << (4 * range));
-                range += 1;
-                vec![(register, first), (register + 1, last)]
-            }
-        };
-        for (msr, value) in registers {
-            // Options are checked before, so that the unit takes whatever comes here.
-            let taken = pt.write_msr(msr, value, &mut Standing::default());
-            debug_assert!(taken.is_ok(), "{msr:x} {value:x}");
-        }
-    }
-    (pt, ctl)
-}
-
 impl Encoder {
     /// The encoder of a vCPU; its files are made.
     ///
@@ -151,7 +117,7 @@ impl Encoder {
         shared: &RecordingState,
         model: &CpuModel,
     ) -> io::Result<Encoder> {
-        let (pt, ctl) = unit(model, &options.filters);
+        let (pt, ctl) = unit::with_filters(model, &options.filters);
         Ok(Encoder {
             pt,
             ctl,
@@ -184,16 +150,13 @@ impl Encoder {
         (self.pt.interest(step), self.pt.boundaries())
     }
 
-    /// Branches have retired: [`Job::Branches`].
-    pub fn branches(&mut self, records: &[BranchRecord], mut at: Standing) {
-        let _ = self.pt.branches(records, &mut at);
-        self.due(&at);
-    }
-
-    /// Does anything else.
-    pub fn run(&mut self, job: Job, mut at: Standing) {
+    /// Does a job, of branches with their records.
+    pub fn run(&mut self, job: Job, records: &[BranchRecord], mut at: Standing) {
         match job {
-            Job::Branches(_) => debug_assert!(false, "branches come with their records"),
+            Job::Branches(_) => {
+                let _ = self.pt.branches(records, &mut at);
+                self.due(&at);
+            }
             Job::Event(event) => {
                 let _ = self.pt.event(&event, &mut at);
                 self.due(&at);
@@ -214,7 +177,7 @@ impl Encoder {
             Job::GoOn { asleep, admits } => self.go_on(asleep, admits, &mut at),
             Job::Stop { mark, tracing } => {
                 if tracing {
-                    self.program(self.ctl, &mut at);
+                    unit::program(&mut self.pt, self.ctl, &mut at);
                     self.due(&at);
                 }
                 self.mark(mark, &at);
@@ -267,8 +230,7 @@ impl Encoder {
                 first,
                 file,
             } => {
-                let offset = self.anchor(&mut at).begin;
-                let step = at.step();
+                let (offset, step) = (self.anchor(&mut at).begin, at.step());
                 self.sink.record(&Record::Mapping {
                     offset,
                     step,
@@ -286,8 +248,7 @@ impl Encoder {
                 comm,
                 admits,
             } => {
-                let offset = self.anchor(&mut at).begin;
-                let step = at.step();
+                let (offset, step) = (self.anchor(&mut at).begin, at.step());
                 self.sink.record(&Record::Thread {
                     offset,
                     step,
@@ -321,13 +282,6 @@ impl Encoder {
         });
     }
 
-    /// Writes the control register.
-    fn program(&mut self, ctl: RtitCtl, at: &mut Standing) {
-        // Whatever `CTL` and the filters are, `caps` has it.
-        let programmed = self.pt.program(ctl, at);
-        debug_assert!(programmed.is_ok(), "{ctl:?}");
-    }
-
     fn admit(&mut self, admits: Option<bool>, at: &mut Standing) {
         if let Some(admits) = admits {
             self.pt.admit(admits, at);
@@ -344,7 +298,7 @@ impl Encoder {
         // A decoder begins anew, so there has to be a PSB: PacketByteCnt is 0.
         let cleared = self.pt.write_msr(IA32_RTIT_STATUS, 0, at);
         debug_assert!(cleared.is_ok());
-        self.program(self.ctl.with_trace_en(true), at);
+        unit::program(&mut self.pt, self.ctl.with_trace_en(true), at);
         self.due(at);
     }
 
@@ -352,7 +306,7 @@ impl Encoder {
     fn go_on(&mut self, asleep: bool, admits: Option<bool>, at: &mut Standing) {
         self.anchor = None;
         self.admit(admits, at);
-        self.program(self.ctl.with_trace_en(true), at);
+        unit::program(&mut self.pt, self.ctl.with_trace_en(true), at);
         self.pt.output().clear();
         if asleep {
             self.pt.sleeps();

@@ -48,14 +48,11 @@ impl Observer {
                 // Another vCPU may have executed it as it was before: then the change is reported, for its moment.
                 let was = was.filter(|_| self.shared.retired.len() > 1);
                 let first = was.as_ref().unwrap_or(&content);
-                let content_then = first.clone();
-                self.post(
-                    Job::Page {
-                        key,
-                        content: content_then,
-                    },
-                    cpu,
-                );
+                let page = Job::Page {
+                    key,
+                    content: first.clone(),
+                };
+                self.post(page, cpu);
                 if was.is_some() {
                     self.tell_change(key, &content, cpu);
                 }

@@ -11,13 +11,14 @@ use x86::pt::RtitCtl;
 use x86::watch::{Access, BranchRecord, Change, Code, Effects, EventRecord, Interest, Processor, Range, Watch};
 
 use super::code_map::CodeMap;
-use super::encoder::{self, Job};
+use super::encoder::Job;
 use super::mapped::ReportedMappings;
 use super::options::{Part, RecordingOptions};
 use super::queue::Queue;
 use super::standing::Standing;
 use super::state::{RecordingState, lock};
 use super::trigger::When;
+use super::unit;
 use super::wanted::WantedProcesses;
 
 /// Mappings that are remembered of a vCPU; with more, a segment is begun and all is forgotten.
@@ -26,6 +27,11 @@ const MAPPINGS: usize = 1 << 18;
 /// Steps from PSB to PSB: as many as make 16 to 32 KiB of packets of most code. Counted in steps and not in bytes they are where nobody has to
 /// know what the encoder has made so far.
 const PSB_STEPS: u64 = 1 << 20;
+
+/// The step of the first PSB after a step.
+fn next_psb(step: u64) -> u64 {
+    (step / PSB_STEPS + 1).saturating_mul(PSB_STEPS)
+}
 
 /// The page table that a guest of a hypervisor in the machine runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +42,7 @@ pub(super) struct GuestTable {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ObserverState {
+enum ObserverState {
     /// Not begun yet, or stopped.
     Idle,
     Tracing,
@@ -53,7 +59,7 @@ pub struct Observer {
     /// Without filters: a unit that is programmed as the encoder's is and makes no packets. What it wants announced depends on steps alone.
     plain: Option<Pt<Vec<u8>>>,
     ctl: RtitCtl,
-    pub(super) state: ObserverState,
+    state: ObserverState,
     pub(super) code_map: CodeMap,
     /// [`Interest::code`].
     pub(super) code: u64,
@@ -101,10 +107,10 @@ impl Observer {
         queue: Arc<Mutex<Queue>>,
         model: &CpuModel,
     ) -> Observer {
-        let (unit, ctl) = encoder::unit(model, &options.filters);
+        let (plain, ctl) = unit::with_filters(model, &options.filters);
         Observer {
             cpu,
-            plain: options.filters.is_empty().then_some(unit),
+            plain: options.filters.is_empty().then_some(plain),
             ctl,
             queue,
             shared,
@@ -161,10 +167,9 @@ impl Observer {
     /// Programs the unit that stands for the encoder's.
     fn program(&mut self, ctl: RtitCtl, cpu: &mut dyn Processor) {
         let mut at = Standing::of(cpu, self.tsc_offset);
-        if let Some(unit) = &mut self.plain {
-            let programmed = unit.program(ctl, &mut at);
-            debug_assert!(programmed.is_ok(), "{ctl:?}");
-            unit.output().clear();
+        if let Some(plain) = &mut self.plain {
+            unit::program(plain, ctl, &mut at);
+            plain.output().clear();
         }
     }
 
@@ -175,7 +180,7 @@ impl Observer {
         self.epoch += 1;
         self.code += 1;
         self.restarts = false;
-        self.psb_at = (cpu.step() / PSB_STEPS + 1).saturating_mul(PSB_STEPS);
+        self.psb_at = next_psb(cpu.step());
         self.program(self.ctl.with_trace_en(true), cpu);
         self.name_guest(cpu);
         let admits = self.admits_current(cpu);
@@ -299,7 +304,7 @@ impl Observer {
     fn synchronize(&mut self, cpu: &mut dyn Processor) {
         let step = cpu.step();
         if step >= self.psb_at {
-            self.psb_at = (step / PSB_STEPS + 1).saturating_mul(PSB_STEPS);
+            self.psb_at = next_psb(step);
             self.post(Job::Anchor, cpu);
             self.post(Job::Due, cpu);
         }

@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use x86::watch::{BranchRecord, Interest};
@@ -51,14 +51,13 @@ impl Batch {
     fn encode(&mut self, encoder: &mut Encoder) {
         let mut records = &self.records[..];
         for (job, at) in self.jobs.drain(..) {
-            match job {
-                Job::Branches(count) => {
-                    let (these, rest) = records.split_at(count);
-                    encoder.branches(these, at);
-                    records = rest;
-                }
-                job => encoder.run(job, at),
-            }
+            let count = match job {
+                Job::Branches(count) => count,
+                _ => 0,
+            };
+            let (these, rest) = records.split_at(count);
+            encoder.run(job, these, at);
+            records = rest;
         }
         self.records.clear();
     }
@@ -154,35 +153,26 @@ impl Queue {
 
     /// Has a job done, of a processor that stands there.
     pub fn post(&mut self, job: Job, at: Standing) {
-        if self.thread.is_none() {
-            let mut encoder = lock(&self.encoder);
-            encoder.run(job, at);
-            self.error = encoder.take_error();
-            return;
-        }
-        self.batch.jobs.push((job, at));
-        self.batch.at_most += JOB_BYTES;
-        self.since += JOB_BYTES;
-        self.send_full();
+        self.add(job, &[], at);
     }
 
     /// The same of branches.
     pub fn branches(&mut self, records: &[BranchRecord], at: Standing) {
+        self.add(Job::Branches(records.len()), records, at);
+    }
+
+    fn add(&mut self, job: Job, records: &[BranchRecord], at: Standing) {
         if self.thread.is_none() {
             let mut encoder = lock(&self.encoder);
-            encoder.branches(records, at);
+            encoder.run(job, records, at);
             self.error = encoder.take_error();
             return;
         }
+        self.batch.jobs.push((job, at));
         self.batch.records.extend_from_slice(records);
-        self.batch.jobs.push((Job::Branches(records.len()), at));
         let at_most = JOB_BYTES + RECORD_BYTES * records.len() as u64;
         self.batch.at_most += at_most;
         self.since += at_most;
-        self.send_full();
-    }
-
-    fn send_full(&mut self) {
         if self.batch.jobs.len() >= JOBS || self.batch.records.len() >= RECORDS {
             self.send();
         }
@@ -252,7 +242,7 @@ impl Queue {
     /// What the encoder's unit wants announced, and before which addresses it is to be asked; everything has been done.
     pub fn wants(&mut self, step: u64) -> (Interest, Vec<u64>) {
         self.settle();
-        let encoder: MutexGuard<'_, Encoder> = lock(&self.encoder);
+        let encoder = lock(&self.encoder);
         let (interest, boundaries) = encoder.wants(step);
         (interest, boundaries.to_vec())
     }
