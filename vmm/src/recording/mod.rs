@@ -6,6 +6,7 @@
 
 mod code_map;
 mod encoder;
+mod filter;
 mod guest_memory;
 mod mapped;
 mod observed_code;
@@ -20,8 +21,9 @@ pub mod trigger;
 pub mod unit;
 mod wanted;
 
+pub use filter::Filter;
 pub use guest_memory::GuestMemory;
 pub use observer::Observer;
-pub use options::{Filter, OnError, Part, RecordingOptions};
+pub use options::{OnError, Part, RecordingOptions};
 pub use recorder::Recorder;
 pub use trigger::When;

@@ -5,7 +5,7 @@ use x86::model::CpuModel;
 use x86::msr::{IA32_RTIT_ADDR0_A, IA32_RTIT_CR3_MATCH};
 use x86::pt::{PtCaps, RtitCtl};
 
-use super::options::Filter;
+use super::filter::Filter;
 use super::standing::Standing;
 
 /// PSBs by the unit itself every 64 MiB: in time to bound what a decoder has to go through there are the observer's own.

@@ -2,7 +2,7 @@
 
 use trace::linux::Task;
 
-use super::options::Filter;
+use super::filter::Filter;
 
 /// Processes by name and by number: any of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
