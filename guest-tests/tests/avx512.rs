@@ -661,7 +661,7 @@ fn both(subject: &Subject, cases: &[Instruction], output: Output) -> [Vec<String
     let file = folder.join("kernel");
     fs::write(&file, &kernel).unwrap();
     let mut ours = in_minivmm(&file);
-    ours.args(["--cpu-model", "sapphirerapids", "--vector", "portable"]);
+    ours.args(["--cpu-model", "sapphirerapids", "--vector", "tables"]);
     let ours = run(&mut ours, LIMIT);
     let boot = folder.join("disk");
     fs::write(&boot, disk(&kernel).unwrap()).unwrap();

@@ -77,7 +77,11 @@ fn options_and_their_aliases_reach_the_config() {
         assert_eq!(with(&["--translate", how]).translate_after, after);
     }
     assert_eq!(with(&[]).translate_after, with(&["--translate", "on"]).translate_after);
-    for (how, vector) in [("host", VectorChoice::Host), ("portable", VectorChoice::Portable)] {
+    for (how, vector) in [
+        ("host", VectorChoice::Host),
+        ("portable", VectorChoice::Portable),
+        ("tables", VectorChoice::Tables),
+    ] {
         assert_eq!(with(&["--vector", how]).vector, Some(vector));
     }
     assert_eq!(with(&[]).vector, None);

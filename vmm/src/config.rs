@@ -34,10 +34,12 @@ pub enum EngineChoice {
 /// How the software engine executes vector instructions. The results are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum VectorChoice {
-    /// By the host's own instructions, and by tables what the host has not got
+    /// By the host's own instructions, and as with `portable` what the host has not got
     Host,
-    /// By the engine's own tables, which ask nothing of the host beyond x86-64-v1
+    /// By no more of the host than x86-64-v1: AVX by SSE2 on its halves, and by tables what SSE2 cannot do
     Portable,
+    /// By the engine's own tables alone
+    Tables,
 }
 
 impl From<VectorChoice> for engine::Vectors {
@@ -45,6 +47,7 @@ impl From<VectorChoice> for engine::Vectors {
         match choice {
             VectorChoice::Host => engine::Vectors::Host,
             VectorChoice::Portable => engine::Vectors::Portable,
+            VectorChoice::Tables => engine::Vectors::Tables,
         }
     }
 }

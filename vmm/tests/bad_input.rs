@@ -216,7 +216,7 @@ fn a_limit_that_leaves_no_executable_memory_is_told_before_the_guest_runs() {
     let errors = String::from_utf8_lossy(&portable.stderr);
     assert_eq!(portable.status.code(), Some(0), "{errors}");
     assert!(
-        errors.contains("--vector portable") && errors.contains("executable memory"),
+        errors.contains("--vector tables") && errors.contains("executable memory"),
         "{errors}"
     );
 }

@@ -61,11 +61,13 @@ pub const TRANSLATED_BYTES: usize = 64 << 20;
 /// How vector instructions are executed. The results are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vectors {
-    /// By the host's own instructions where it has them, by tables where it has not.
+    /// By the host's own instructions where it has them, else as [`Vectors::Portable`].
     #[default]
     Host,
-    /// By tables: the host needs x86-64-v1 and no more.
+    /// By the instructions that every x86-64 host has, those of AVX by SSE2 on their halves where that does; all others by tables.
     Portable,
+    /// By tables alone, which ask nothing of the host.
+    Tables,
 }
 
 /// How an engine behaves where the architecture leaves a choice.
@@ -149,7 +151,7 @@ pub const AVX512: Features = Features::list(&[
 /// Whether this host's own vector instructions can be used at all.
 ///
 /// # Errors
-/// What it has not got: the model then runs with [`Vectors::Portable`].
+/// What it has not got: the model then runs with [`Vectors::Tables`].
 pub fn host_vectors(model: &CpuModel) -> Result<(), HostLacks> {
     refused(lacking([(
         model.features().mmx(),
@@ -179,7 +181,7 @@ fn host_can(model: &CpuModel, options: EngineOptions) -> Result<(), HostLacks> {
     use std::is_x86_feature_detected as host;
     let f = model.features();
     let asked = options.undefined == Undefined::Host;
-    if options.vectors == Vectors::Host {
+    if options.vectors != Vectors::Tables {
         host_vectors(model)?;
     }
     refused(lacking([

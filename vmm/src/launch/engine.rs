@@ -223,18 +223,19 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
     }
 }
 
-/// How the software engine executes vector instructions: as it is told, else by the host's own where they can be.
+/// How the software engine executes vector instructions: as it is told, else by the host's own where they can be. What is not to be the
+/// host's own is computed by tables where there is no memory for host code.
 pub(super) fn vectors(choice: Option<VectorChoice>, model: &CpuModel, host: Result<(), HostLacks>) -> Vectors {
     match (choice, host) {
-        (Some(choice), _) => choice.into(),
         (None, Ok(())) => Vectors::Host,
-        (None, Err(lacks)) => {
+        (Some(choice @ (VectorChoice::Host | VectorChoice::Tables)), _) | (Some(choice), Ok(())) => choice.into(),
+        (None | Some(VectorChoice::Portable), Err(lacks)) => {
             info!(
-                "--vector portable: {lacks}: vector instructions of the CPU model {} are computed by tables, with the same results and more \
+                "--vector tables: {lacks}: vector instructions of the CPU model {} are computed by tables, with the same results and more \
                  slowly",
                 model.name
             );
-            Vectors::Portable
+            Vectors::Tables
         }
     }
 }

@@ -21,8 +21,10 @@ fn a_model_is_not_refused_for_vector_instructions_that_the_host_lacks() {
     let without_avx = || Err(HostLacks(vec!["AVX", "AVX2", "FMA"]));
     for (choice, host, vectors) in [
         (None, Ok(()), Vectors::Host),
-        (None, without_avx(), Vectors::Portable),
+        (None, without_avx(), Vectors::Tables),
         (Some(VectorChoice::Portable), Ok(()), Vectors::Portable),
+        (Some(VectorChoice::Portable), without_avx(), Vectors::Tables),
+        (Some(VectorChoice::Tables), Ok(()), Vectors::Tables),
         // Said, it is refused.
         (Some(VectorChoice::Host), without_avx(), Vectors::Host),
     ] {

@@ -330,7 +330,7 @@ pub fn replayed(options: &RunOptions, packed: Vec<u8>) -> Result<MachineConfig, 
 /// Where the host lacks some of what it has, a lesser model is faster than one by tables.
 fn default_model(vector: Option<VectorChoice>) -> &'static str {
     use std::is_x86_feature_detected as host;
-    if vector == Some(VectorChoice::Portable) {
+    if matches!(vector, Some(VectorChoice::Portable | VectorChoice::Tables)) {
         return model::DEFAULT_WITH_PT;
     }
     let haswell = host!("avx2") && host!("fma") && host!("f16c");

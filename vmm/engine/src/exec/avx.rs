@@ -14,7 +14,7 @@ use crate::Vectors;
 use crate::cpu::Cpu;
 use crate::fpu::approx;
 use crate::fpu::state::{BadImage, FpuState, mxcsr, xstate};
-use crate::fpu::thunk::{self, Entry, Slot, Thunk, Traits};
+use crate::fpu::thunk::{self, Entry, NoThunk, Slot, Thunk, Traits};
 use crate::lower::{End, Lower, body};
 use crate::op::{Done, Handler, Op, Stop, chain};
 use crate::translate::Form;
@@ -669,7 +669,8 @@ fn lower_ymm(l: &mut Lower) -> End {
         _ => {
             if !lower_move(l) {
                 return match l.vectors {
-                    Vectors::Host if thunk::host_executes(i) => lower_thunk(l),
+                    Vectors::Host if thunk::host_executes(i) => lower_thunk(l, thunk::prepare(i)),
+                    Vectors::Host | Vectors::Portable if thunk::halved(i) => lower_thunk(l, thunk::prepare_halved(i)),
                     _ => super::portable::lower(l),
                 };
             }
@@ -840,8 +841,8 @@ fn logic(l: &mut Lower, f: Handler) -> bool {
     true
 }
 
-fn lower_thunk(l: &mut Lower) -> End {
-    let Ok(thunk) = thunk::prepare(l.i) else {
+fn lower_thunk(l: &mut Lower, thunk: Result<Thunk, NoThunk>) -> End {
+    let Ok(thunk) = thunk else {
         return l.ud();
     };
     let entry = thunk.entry as usize as u64;

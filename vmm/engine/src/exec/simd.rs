@@ -529,9 +529,15 @@ pub(crate) fn lower(l: &mut Lower) -> End {
         }
         _ => {
             if !lower_move(l) {
-                return match l.vectors {
-                    Vectors::Host if thunk::host_executes(i) => lower_thunk(l),
-                    _ => super::portable::lower(l),
+                let host = match l.vectors {
+                    Vectors::Host => thunk::host_executes(i),
+                    Vectors::Portable => thunk::every_host_executes(i),
+                    Vectors::Tables => false,
+                };
+                return if host {
+                    lower_thunk(l)
+                } else {
+                    super::portable::lower(l)
                 };
             }
         }

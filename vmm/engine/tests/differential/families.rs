@@ -344,10 +344,23 @@ fn run_in(family: Family, modes: &[u32], options: EngineOptions, name: &str) {
 /// The vector instructions of a family by the engine's tables instead of the host's own.
 fn portable(of: Family, modes: &[u32]) {
     let options = EngineOptions {
-        vectors: Vectors::Portable,
+        vectors: Vectors::Tables,
         ..EngineOptions::default()
     };
     run_in(of, modes, options, &format!("{of:?} by tables"));
+}
+
+/// AVX by SSE2 on its halves, and by tables what SSE2 cannot do.
+// covers: portable/halves
+#[test]
+fn halves() {
+    let options = EngineOptions {
+        vectors: Vectors::Portable,
+        ..EngineOptions::default()
+    };
+    for (family, modes) in [(Family::Avx, &[64, 32, 16][..]), (Family::Avx2, &[64])] {
+        run_in(family, modes, options, &format!("{family:?} by halves"));
+    }
 }
 
 /// A test for each family of vector instructions.

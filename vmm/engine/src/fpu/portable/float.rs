@@ -12,9 +12,9 @@
 //! root and takes a result for tiny once it is denormal after rounding; Berkeley's SoftFloat is C behind global state.
 //!
 //! # The quick way
-//! Where the precision flag is set already and masked and rounding is to nearest, an operation on normal numbers whose result is
+//! Where the precision flag is set already and masked and rounding is to nearest, an operation on normal numbers and zeros whose result is
 //! neither huge nor tiny can leave no trace but its result; then the language's own `f32` and `f64` compute it (SSE2's scalar
-//! instructions, which every x86-64 host has).
+//! instructions, which every x86-64 host has). A fused operation is composed of them ([`fused`]).
 
 use crate::fpu::state::mxcsr;
 
@@ -143,6 +143,11 @@ pub trait Float: Copy {
     fn quick(_op: Quick, _a: u64, _b: u64) -> Option<u64> {
         None
     }
+
+    /// `a * b + c` by it.
+    fn quick_fused(_operands: [u64; 3]) -> Option<u64> {
+        None
+    }
 }
 
 /// What the quick way can do.
@@ -173,37 +178,126 @@ impl Float for F16 {
 }
 
 macro_rules! native {
-    ($format:ident, $native:ty, $bits:ty, $all:literal, $fraction:literal) => {
+    ($format:ident, $native:ty, $bits:ty, $all:literal, $fraction:literal, $fused:ident, $least:literal) => {
+        impl $format {
+            /// The least exponent that a factor or addend may have on the quick way, biased; the greatest is as far from the top.
+            const FUSED: u64 = $least;
+        }
+
         impl Float for $format {
             const BITS: u32 = $all;
             const FRACTION: u32 = $fraction;
 
             #[inline(always)]
             fn quick(op: Quick, a: u64, b: u64) -> Option<u64> {
-                // Neither zero, denormal, infinite nor NaN, and a result that is none of these nor near them.
-                let plain =
-                    |v: u64, least: u64| (v >> Self::FRACTION & Self::TOP).wrapping_sub(least) < Self::TOP - least;
-                if !plain(a, 1) || !plain(b, 1) {
+                // Neither denormal, infinite nor NaN, and a result that is none of these nor near them.
+                let (zero_a, zero_b) = (zero::<Self>(a), zero::<Self>(b));
+                if !(plain::<Self>(a, 1) || zero_a) || !(plain::<Self>(b, 1) || zero_b) {
                     return None;
                 }
                 let (x, y) = (<$native>::from_bits(a as $bits), <$native>::from_bits(b as $bits));
-                let result = match op {
-                    Quick::Add => x + y,
-                    Quick::Subtract => x - y,
-                    Quick::Multiply => x * y,
-                    Quick::Divide => x / y,
+                // With a result of zero: whether that is exact.
+                let (result, exact) = match op {
+                    Quick::Add => (x + y, true),
+                    Quick::Subtract => (x - y, true),
+                    Quick::Multiply => (x * y, zero_a || zero_b),
+                    Quick::Divide if zero_b => return None,
+                    Quick::Divide => (x / y, zero_a),
                     Quick::Root if a & Self::SIGN != 0 => return None,
-                    Quick::Root => x.sqrt(),
+                    Quick::Root => (x.sqrt(), true),
                 };
                 let result = u64::from(result.to_bits());
-                plain(result, 2).then_some(result)
+                (plain::<Self>(result, 2) || exact && zero::<Self>(result)).then_some(result)
+            }
+
+            #[inline(always)]
+            fn quick_fused([a, b, c]: [u64; 3]) -> Option<u64> {
+                let near = |v: u64| plain::<Self>(v, Self::FUSED) && !plain::<Self>(v, Self::TOP - Self::FUSED);
+                if !near(a) || !near(b) || !near(c) && !zero::<Self>(c) {
+                    return None;
+                }
+                let value = |bits: u64| <$native>::from_bits(bits as $bits);
+                let result = fused::$fused(value(a), value(b), value(c));
+                // Of tiny results the wider format may have had more bits; zero is what two that cancel each other leave.
+                let result = u64::from(result?.to_bits());
+                (plain::<Self>(result, 2) || result == 0).then_some(result)
             }
         }
     };
 }
 
-native!(F32, f32, u32, 32, 23);
-native!(F64, f64, u64, 64, 52);
+// A product of singles, and its sum with another, is well inside what doubles have. Doubles within 2^-400 to 2^400 leave room for the
+// lowest bit of a product and for what [`fused`] multiplies them with.
+native!(F32, f32, u32, 32, 23, single, 1);
+native!(F64, f64, u64, 64, 52, double, 623);
+
+/// An exponent from `least` up, and below that of infinities.
+#[inline(always)]
+fn plain<F: Float>(bits: u64, least: u64) -> bool {
+    (bits >> F::FRACTION & F::TOP).wrapping_sub(least) < F::TOP - least
+}
+
+#[inline(always)]
+fn zero<F: Float>(bits: u64) -> bool {
+    bits & !F::SIGN == 0
+}
+
+/// Fused multiply-add composed of additions and multiplications: S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums:
+/// proved algorithms using rounding to odd", IEEE Transactions on Computers 57 (2008), section 5.
+mod fused {
+    /// `a + b` rounded, and what that leaves out.
+    #[inline(always)]
+    fn two_sum(a: f64, b: f64) -> (f64, f64) {
+        let sum = a + b;
+        let of_b = sum - a;
+        (sum, (a - (sum - of_b)) + (b - of_b))
+    }
+
+    /// `a * b` rounded, and what that leaves out (T. J. Dekker, 1971).
+    #[inline(always)]
+    fn two_product(a: f64, b: f64) -> (f64, f64) {
+        // 26 bits of each, and the rest.
+        let split = |x: f64| {
+            let large = x * 134_217_729.0;
+            let high = large - (large - x);
+            (high, x - high)
+        };
+        let product = a * b;
+        let ((a_high, a_low), (b_high, b_low)) = (split(a), split(b));
+        let left = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low;
+        (product, left)
+    }
+
+    /// `a + b`; where that is inexact, the one of its two neighbours whose last bit is set.
+    #[inline(always)]
+    fn sum_to_odd(a: f64, b: f64) -> f64 {
+        let (sum, left) = two_sum(a, b);
+        let bits = sum.to_bits();
+        if left == 0.0 || bits & 1 != 0 {
+            return sum;
+        }
+        let outwards = (left < 0.0) == (sum < 0.0);
+        f64::from_bits(if outwards { bits + 1 } else { bits - 1 })
+    }
+
+    /// Of doubles: no intermediate result is huge or tiny.
+    #[inline(always)]
+    pub fn double(a: f64, b: f64, c: f64) -> Option<f64> {
+        let (product, product_low) = two_product(a, b);
+        let (low, low_left) = two_sum(c, product_low);
+        let (high, high_left) = two_sum(product, low);
+        Some(high + sum_to_odd(low_left, high_left))
+    }
+
+    /// Of singles: a double has the whole product, and the sum with enough bits to be rounded again.
+    #[inline(always)]
+    pub fn single(a: f32, b: f32, c: f32) -> Option<f32> {
+        let sum = sum_to_odd(f64::from(a) * f64::from(b), c.into());
+        let result = sum as f32;
+        // What is zero only as a single has underflowed.
+        (result != 0.0 || sum == 0.0).then_some(result)
+    }
+}
 
 /// A value that is no NaN, taken apart.
 #[derive(Clone, Copy, Debug)]
@@ -554,7 +648,17 @@ pub fn root<F: Float>(a: u64, e: &mut Environment) -> u64 {
 
 /// `a * b + c`, rounded once, with the product or the addend negated. SDM Vol. 1 14.5.1 "FMA Instruction Operand Order and Arithmetic
 /// Behavior".
+#[inline]
 pub fn multiply_add<F: Float>([a, b, c]: [u64; 3], product: bool, addend: bool, e: &mut Environment) -> u64 {
+    if e.quick()
+        && let Some(result) = F::quick_fused([a ^ sign::<F>(product), b, c ^ sign::<F>(addend)])
+    {
+        return result;
+    }
+    multiply_add_exactly::<F>([a, b, c], product, addend, e)
+}
+
+fn multiply_add_exactly<F: Float>([a, b, c]: [u64; 3], product: bool, addend: bool, e: &mut Environment) -> u64 {
     if let Some(nan) = nan::<F>(&[a, b, c], e) {
         return nan;
     }

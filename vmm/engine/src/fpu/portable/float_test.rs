@@ -78,7 +78,14 @@ fn indefinite(x: f64, value: i64) -> i64 {
 fn quick_and_exact_are_the_same() {
     let mut state = 2;
     for _ in 0..100_000 {
-        let (a, b) = (double(&mut state), double(&mut state));
+        let (mut a, mut b) = (double(&mut state), double(&mut state));
+        // Zeros are on the quick way too.
+        match random(&mut state) % 16 {
+            0 => a &= F64::SIGN,
+            1 => b &= F64::SIGN,
+            2 => (a, b) = (a & F64::SIGN, b & F64::SIGN),
+            _ => {}
+        }
         let (s, t) = (a >> 32, b >> 32);
         let mut quick = Environment::new(QUIET | PE);
         let mut exact = Environment::new(QUIET);
@@ -103,6 +110,67 @@ fn quick_and_exact_are_the_same() {
         assert_eq!(divide::<F32>(s, t, &mut quick), divide_exactly::<F32>(s, t, &mut exact));
         assert_eq!(quick.raised | PE, exact.raised | PE, "{a:#x} {b:#x}");
     }
+}
+
+/// A single whose exponent is near that of one, or anything, or zero.
+fn single(state: &mut u64) -> u64 {
+    let bits = random(state) & 0xffff_ffff;
+    match random(state) % 8 {
+        0 => bits,
+        1 => bits & 0x8000_0000,
+        2 => bits & 0x807f_ffff | (bits % 254 + 1) << 23,
+        3 => bits & 0x807f_f000 | (120 + bits % 16) << 23,
+        _ => bits & 0x807f_ffff | (120 + bits % 16) << 23,
+    }
+}
+
+/// Fused operations that are composed are those that IEEE 754 has: the language's, and the exact ones with their flags. Addends that
+/// cancel the product, all of it or but for its end, are the hard ones.
+#[test]
+fn a_fused_operation_composed_of_others_is_rounded_once() {
+    let mut state = 3;
+    let (mut doubles, mut singles) = (0, 0);
+    for round in 0..400_000_u64 {
+        let (a, b, mut c) = (double(&mut state), double(&mut state), double(&mut state));
+        let (s, t, mut u) = (single(&mut state), single(&mut state), single(&mut state));
+        let (x, y) = (f64::from_bits(a), f64::from_bits(b));
+        let (v, w) = (f32::from_bits(s as u32), f32::from_bits(t as u32));
+        match round % 4 {
+            0 => {}
+            1 => (c, u) = ((-(x * y)).to_bits(), u64::from((-(v * w)).to_bits())),
+            // The product's neighbours, and what is half a unit in its last place.
+            2 => {
+                let by = round / 4 % 5;
+                c = (-(x * y)).to_bits().wrapping_add(by).wrapping_sub(2);
+                u = u64::from((-(v * w)).to_bits().wrapping_add(by as u32).wrapping_sub(2));
+            }
+            _ => {
+                let (half, quarter) = (2f64.powi(-53), 2f32.powi(-24));
+                c = (x * y * half).to_bits() & !0 << (round / 4 % 53);
+                u = u64::from((v * w * quarter).to_bits());
+            }
+        }
+        if let Some(result) = F64::quick_fused([a, b, c]) {
+            doubles += 1;
+            let mut exact = Environment::new(QUIET);
+            let expected = multiply_add_exactly::<F64>([a, b, c], false, false, &mut exact);
+            assert_eq!(
+                result,
+                x.mul_add(y, f64::from_bits(c)).to_bits(),
+                "{a:#x} {b:#x} {c:#x}"
+            );
+            assert_eq!((result, exact.raised & !PE), (expected, 0), "{a:#x} {b:#x} {c:#x}");
+        }
+        if let Some(result) = F32::quick_fused([s, t, u]) {
+            singles += 1;
+            let mut exact = Environment::new(QUIET);
+            let expected = multiply_add_exactly::<F32>([s, t, u], false, false, &mut exact);
+            let theirs = v.mul_add(w, f32::from_bits(u as u32)).to_bits();
+            assert_eq!(result, u64::from(theirs), "{s:#x} {t:#x} {u:#x}");
+            assert_eq!((result, exact.raised & !PE), (expected, 0), "{s:#x} {t:#x} {u:#x}");
+        }
+    }
+    assert!(doubles > 50_000 && singles > 100_000, "{doubles} {singles}");
 }
 
 const ONE: u64 = 0x3f80_0000;

@@ -16,7 +16,7 @@ const YMM: [Register; 4] = [Register::YMM1, Register::YMM2, Register::YMM3, Regi
 const MM: [Register; 4] = [Register::MM0, Register::MM1, Register::MM2, Register::MM3];
 
 /// How far behind the lower half of a YMM register its upper half lies.
-const UPPER: i64 = (offset_of!(FpuState, ymm_hi) - offset_of!(FpuState, xmm)) as i64;
+pub(super) const UPPER: i64 = (offset_of!(FpuState, ymm_hi) - offset_of!(FpuState, xmm)) as i64;
 
 /// Prepares `insn` for execution.
 ///
@@ -127,11 +127,11 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         // Operand 2 is the immediate, so its pointer is free for the general registers.
         slots[2] = Slot::GPRS;
     }
-    let code = parts.assemble(&renamed, traits)?;
+    let code = parts.assemble(&[renamed], traits)?;
     let Parts { before, after, wide } = parts;
     let recipe = Recipe {
         before,
-        body: renamed,
+        body: vec![renamed],
         after,
         wide,
     };
@@ -239,7 +239,7 @@ impl Parts {
     }
 
     /// The machine code, with `body` for the instruction.
-    pub fn assemble(&self, body: &Instruction, traits: Traits) -> Result<Vec<u8>, NoThunk> {
+    pub fn assemble(&self, body: &[Instruction], traits: Traits) -> Result<Vec<u8>, NoThunk> {
         let env = |at: usize| MemoryOperand::with_base_displ(Register::R8, at as i64);
         let mut code = Vec::new();
         encode(&mut code, &self.before)?;
@@ -247,7 +247,7 @@ impl Parts {
             let run = instruction(Instruction::with1(Code::Ldmxcsr_m32, env(offset_of!(Env, run))))?;
             encode(&mut code, &[run])?;
         }
-        encode(&mut code, &[*body])?;
+        encode(&mut code, body)?;
         if traits.flags {
             let seto = instruction(Instruction::with1(Code::Seto_rm8, Register::AL))?;
             encode(&mut code, &[Instruction::with(Code::Lahf), seto])?;

@@ -464,7 +464,7 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
         return Err(NoThunk::Unsupported);
     }
     let mnemonic = insn.mnemonic();
-    let table = vectors == Vectors::Portable || !host(insn);
+    let table = vectors != Vectors::Host || !host(insn);
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(insn);
     let written = |i: u32| {
@@ -540,11 +540,11 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
     let execution = if table {
         Execution::Table(Table::prepare(insn, traits)?)
     } else {
-        let code = parts.assemble(&renamed, traits)?;
+        let code = parts.assemble(&[renamed], traits)?;
         let Parts { before, after, wide } = parts;
         let recipe = Recipe {
             before,
-            body: renamed,
+            body: vec![renamed],
             after,
             wide,
         };

@@ -55,6 +55,16 @@ fn differs(mnemonic: Mnemonic) -> bool {
     )
 }
 
+/// Whether every host of x86-64-v1 executes a vector instruction, and as every other does.
+pub(crate) fn every_host_executes(insn: &Instruction) -> bool {
+    use CpuidFeature as F;
+    let features = insn.cpuid_features();
+    let everywhere = features
+        .iter()
+        .all(|feature| matches!(feature, F::MMX | F::SSE | F::SSE2));
+    everywhere && !differs(insn.mnemonic())
+}
+
 /// Whether this host executes a vector instruction as every other does.
 pub(crate) fn host_executes(insn: &Instruction) -> bool {
     use CpuidFeature as F;

@@ -36,7 +36,8 @@
 //! written is stored to both, so that the upper half of a register that a 128-bit instruction writes becomes zero, as the host
 //! has it (SDM Vol. 1 14.1.3 "SIMD Instruction Width"). A thunk that used 256 bits ends with VZEROUPPER: legacy thunks, and
 //! Rust's own code, then never wait for upper halves. Legacy thunks load and store 128 bits as ever, and leave the guest's upper
-//! halves where they are.
+//! halves where they are. Where the host has no AVX, or a run is not to use it, most are made of SSE2's instructions instead, one for
+//! each half ([`halves`]).
 //!
 //! # EVEX
 //! An instruction with an EVEX prefix, and one on opmask registers, has a thunk of the same kind ([`EvexThunk`]). Its operands are
@@ -61,6 +62,7 @@ mod evex;
 mod evex_form;
 mod evex_place;
 mod forms;
+mod halves;
 mod kept;
 mod recipe;
 
@@ -72,8 +74,9 @@ pub(crate) use evex_form::{EvexForm, Lanes};
 pub(crate) use evex_place::Place;
 #[cfg(test)]
 pub(crate) use forms::{FAMILIES, VEX_FAMILIES};
-pub(crate) use forms::{host_executes, legacy, supported, writes_flags};
+pub(crate) use forms::{every_host_executes, host_executes, legacy, supported, writes_flags};
 pub use forms::{needs_alignment, scalar_to_integer, uses_mxcsr};
+pub(crate) use halves::{halved, prepare_halved};
 pub use kept::available;
 pub(crate) use kept::recipe as recipe_of;
 pub(crate) use recipe::Placed;

@@ -6,12 +6,12 @@ use iced_x86::{Instruction, OpKind, Register};
 /// The pointers to the operands, in order.
 pub(super) const POINTERS: [Register; 4] = [Register::RDI, Register::RSI, Register::RDX, Register::RCX];
 
-/// What a thunk was made from: the loads, the instruction and the stores, with the pointers as bases. MXCSR, the flags and the clean
+/// What a thunk was made from: the loads, the instruction (of halves two) and the stores, with the pointers as bases. MXCSR, the flags and the clean
 /// upper halves that Rust expects are the caller's affair.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub before: Vec<Instruction>,
-    pub body: Instruction,
+    pub body: Vec<Instruction>,
     pub after: Vec<Instruction>,
     /// A YMM register is used.
     pub wide: bool,
@@ -73,7 +73,7 @@ impl Recipe {
             }
             Some(Placed::Instruction(instruction))
         };
-        let before: Option<Vec<Placed>> = self.before.iter().chain([&self.body]).map(place).collect();
+        let before: Option<Vec<Placed>> = self.before.iter().chain(&self.body).map(place).collect();
         let after: Option<Vec<Placed>> = self.after.iter().map(place).collect();
         Some((before?, after?))
     }

@@ -43,7 +43,7 @@ fn execute(insn: &Instruction, xmm: [u128; 3], rax: u64, mxcsr: u32) -> (Result<
     fpu.mxcsr = mxcsr;
     fpu.xmm[1..4].copy_from_slice(&xmm);
     let mut general = [rax; 16];
-    let thunk = prepare_evex(insn, 8, Vectors::Portable).expect("an instruction with a row");
+    let thunk = prepare_evex(insn, 8, Vectors::Tables).expect("an instruction with a row");
     let Execution::Table(table) = &thunk.form.execution else {
         panic!("{insn}: not by a table");
     };
@@ -316,7 +316,7 @@ fn mask(code: Code, sources: [u64; 2], immediate: u8, controls: u32) -> (u64, u3
     let mut fpu = FpuState::new();
     fpu.mxcsr = controls;
     fpu.xmm[2..4].copy_from_slice(&sources.map(u128::from));
-    let thunk = prepare_evex(&instruction(code, immediate), 8, Vectors::Portable).expect("a comparison");
+    let thunk = prepare_evex(&instruction(code, immediate), 8, Vectors::Tables).expect("a comparison");
     let Execution::Table(table) = &thunk.form.execution else {
         panic!("not by a table");
     };
