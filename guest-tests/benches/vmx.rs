@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 fn exits(count: u64) -> Result<(Duration, u64), String> {
     let config = MachineConfig {
         memory: 64 << 20,
-        model: HASWELL.with_toggles("+vmx").map_err(|error| error.to_string())?,
+        model: &HASWELL,
         cmdline: Some(count.to_string().into_bytes()),
         ..MachineConfig::new(VMX_LOOP)
     };

@@ -409,6 +409,14 @@ impl Vmm {
         self.set(Field::EPT_POINTER, top | 3 << 3 | 6);
     }
 
+    /// Where the EPT entry for the page of [`Vmm::ept`] is that it has apart.
+    pub fn ept_entry(&self, page: u64) -> u64 {
+        let below = |entry: u64| paging::peek(entry) & 0xF_FFFF_FFFF_F000;
+        let second = below(self.get(Field::EPT_POINTER) & !0xFFF);
+        let directory = below(second + 8 * (page >> 30));
+        below(directory + 8 * (page >> 21 & 511)) + 8 * (page >> 12 & 511)
+    }
+
     /// Enters the guest, to a VM exit.
     ///
     /// # Errors

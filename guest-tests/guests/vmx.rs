@@ -16,7 +16,7 @@ use x86::vmx::controls::{Entry, Exit, Pin, Primary, Secondary};
 use x86::vmx::exits::activity;
 use x86::vmx::fields::Field;
 
-use crate::trace::{ON, Output};
+use crate::trace::{self, ON, Output, Step};
 use crate::vmm::{self, Exited, Fail, Vmm, vmcall, vmclear, vmptrld, vmread, vmwrite, vmxon};
 
 core::arch::global_asm!(
@@ -597,6 +597,153 @@ fn traces_of_both() {
     assert!(!packets.contains(&pip(true)), "{packets:X?}");
 }
 
+/// Intel PT with guest-physical addresses: IA32_VMX_PROCBASED_CTLS2\[56\], with the controls that switch IA32_RTIT_CTL.
+const GUEST_TRACE: need::Need = need::Need {
+    reason: "no Intel PT with guest-physical addresses (IA32_VMX_PROCBASED_CTLS2[56] is 0)",
+    present: || vmm::has(Secondary::PT_GUEST_PHYSICAL),
+    absent: || {
+        if vmm::has(Secondary::EPT) {
+            let mut vmm = Vmm::new(label!(vx_call));
+            vmm.ept(None);
+            vmm.secondary(Secondary::EPT | Secondary::PT_GUEST_PHYSICAL);
+            assert_eq!(vmm.try_enter(), Err(Fail::Error(7)));
+        }
+    },
+};
+
+/// 27.3.2.1, 28.3.1, 28.5.1: IA32_RTIT_CTL comes from the guest-state area, goes there, and is cleared; 26.5.4: the output goes where EPT has
+/// it. A page that is not there yet is an EPT violation which no instruction caused (Table 28-7, bit 16), and nothing of the trace is lost.
+fn trace_of_the_guest_alone() {
+    for mapped in [true, false] {
+        let out = Output::new(1, 0, TopaEntry::new());
+        let (page, other) = (out.regions[0], paging::pages(1));
+        let mut vmm = Vmm::new(label!(vx_branches));
+        let entry = other | 6 << 3 | 7;
+        vmm.ept(Some((page, if mapped { entry } else { 0 })));
+        vmm.secondary(Secondary::EPT | Secondary::PT_GUEST_PHYSICAL);
+        assert_eq!(vmm.try_enter(), Err(Fail::Error(7)), "without the other controls");
+        vmm.exits(Exit::CLEAR_RTIT_CTL);
+        vmm.entries(Entry::LOAD_RTIT_CTL);
+        vmm.set(Field::GUEST_RTIT_CTL, ON.into_bits());
+        write(IA32_RTIT_CTL, ON.into_bits());
+        assert_eq!(vmm.try_enter(), Err(Fail::Error(7)), "while the host is traced");
+        write(IA32_RTIT_CTL, 0u64);
+        out.rewind();
+        for n in 0..512 {
+            paging::poke(page + 8 * n, 0);
+        }
+        if !mapped {
+            let exited = vmm.enter();
+            assert_eq!((exited.reason, exited.qualification), (48, 1 << 16 | 2));
+            assert_eq!(vmm.get(Field::GUEST_PHYSICAL_ADDRESS) & !0xFFF, page);
+            assert_eq!(read(IA32_RTIT_CTL), 0);
+            paging::poke(vmm.ept_entry(page), entry);
+        }
+        assert_eq!(vmm.enter(), leaves(label!(vx_end), 18, 0, 3));
+        assert_eq!(read(IA32_RTIT_CTL), 0);
+        assert_eq!(vmm.get(Field::GUEST_RTIT_CTL), ON.into_bits());
+        let bytes: Vec<u8> = (0..64)
+            .flat_map(|n| paging::peek(other + 8 * n).to_le_bytes())
+            .collect();
+        let steps = trace::flow(&trace::packets(&bytes));
+        assert!(
+            (0..64).all(|n| paging::peek(page + 8 * n) == 0),
+            "the page of that number"
+        );
+        // JZ is taken; the direct jump has no packet. What the unit had for the page that was not there comes first.
+        let wanted = if mapped { 1 } else { 2 };
+        let count = |step: Step| steps.iter().filter(|&&other| other == step).count();
+        assert_eq!(count(Step::On(label!(vx_branches))), wanted, "{steps:X?}");
+        assert_eq!((count(Step::Taken), count(Step::NotTaken)), (1, 0), "{steps:X?}");
+        assert!(matches!(steps[..], [Step::On(_), .., Step::Off(_)]), "{steps:X?}");
+    }
+}
+
+/// The controls that switch IA32_LBR_CTL: IA32_VMX_ENTRY_CTLS\[53\], IA32_VMX_EXIT_CTLS\[58\].
+const LBR_SWITCH: need::Need = need::Need {
+    reason: "no switching of IA32_LBR_CTL (IA32_VMX_ENTRY_CTLS[53] is 0)",
+    present: || cpu::has(Feature::Vmx) && read(0x484) >> 53 & 1 != 0,
+    absent: || {},
+};
+
+/// The same sections, of IA32_LBR_CTL: the guest's branches alone are recorded.
+fn architectural_last_branches_of_the_guest_alone() {
+    const CONTROL: u64 = 0x7F_0007;
+    let mut vmm = Vmm::new(label!(vx_branches));
+    vmm.entries(Entry::LOAD_LBR_CTL);
+    vmm.exits(Exit::CLEAR_LBR_CTL);
+    vmm.set(Field::GUEST_LBR_CTL, CONTROL);
+    write(IA32_LBR_CTL, 0u64);
+    assert_eq!(vmm.enter().reason, 18);
+    assert_eq!((read(IA32_LBR_CTL), vmm.get(Field::GUEST_LBR_CTL)), (0, CONTROL));
+    let at = |n: u32| (read(IA32_LBR_0_FROM_IP + n), read(IA32_LBR_0_TO_IP + n));
+    assert_eq!(
+        [at(1), at(0)],
+        [(label!(vx_b1), label!(vx_b1_to)), (label!(vx_b2), label!(vx_b2_to))]
+    );
+}
+
+/// User wait and pause in the guest.
+const USER_WAIT: need::Need = need::Need {
+    reason: "no user wait in guests (IA32_VMX_PROCBASED_CTLS2[58] is 0)",
+    present: || vmm::has(Secondary::USER_WAIT),
+    absent: || {},
+};
+
+/// 26.3, 26.1.3: without the control TPAUSE and UMONITOR are undefined; with RDTSC exiting TPAUSE exits; else it waits, by the guest's
+/// time-stamp counter.
+fn user_wait() {
+    for label in [label!(vx_tpause), label!(vx_umonitor)] {
+        let mut vmm = Vmm::new(label);
+        vmm.set(Field::EXCEPTION_BITMAP, 1 << 6);
+        assert_eq!(vmm.enter().reason, 0);
+        assert_eq!(vmm.get(Field::EXIT_INTERRUPTION) & 0xFF, 6);
+    }
+    let mut vmm = Vmm::new(label!(vx_tpause));
+    vmm.primary(Primary::RDTSC);
+    vmm.secondary(Secondary::USER_WAIT);
+    assert_eq!(vmm.enter(), leaves(label!(vx_tpause), 68, 0, 4));
+    assert_eq!(vmm.get(Field::EXIT_INSTRUCTION_INFORMATION) >> 3 & 15, 1, "ECX");
+    // The guest's counter is far ahead; it waits for a value a little ahead of that.
+    const AHEAD: u64 = 1 << 50;
+    const TICKS: u64 = 20_000;
+    let mut vmm = Vmm::new(label!(vx_wait));
+    vmm.primary(Primary::TSC_OFFSETTING);
+    vmm.secondary(Secondary::USER_WAIT);
+    vmm.set(Field::TSC_OFFSET, AHEAD);
+    vmm.registers[3] = TICKS;
+    write(IA32_UMWAIT_CONTROL, 0u64);
+    let before = cpu::tsc();
+    assert_eq!(vmm.enter().reason, 18);
+    let taken = cpu::tsc() - before;
+    assert!((TICKS..TICKS + 10_000).contains(&taken), "{taken} ticks");
+    assert!(vmm.registers[0] > AHEAD);
+}
+
+core::arch::global_asm!(
+    r#"
+    .text
+    .globl vx_tpause, vx_umonitor, vx_wait
+vx_tpause:
+    .byte   0x66, 0x0f, 0xae, 0xf1      # tpause ecx
+    vmcall
+vx_umonitor:
+    .byte   0xf3, 0x0f, 0xae, 0xf7      # umonitor rdi
+    vmcall
+    # waits for RBX ticks, and leaves what it waited for in RAX
+vx_wait:
+    rdtsc
+    shl     rdx, 32
+    or      rax, rdx
+    add     rax, rbx
+    mov     rdx, rax
+    shr     rdx, 32
+    xor     ecx, ecx
+    .byte   0x66, 0x0f, 0xae, 0xf1
+    vmcall
+"#
+);
+
 /// VM functions switch EPT pointers.
 const VM_FUNCTIONS: need::Need = need::Need {
     reason: "no VM functions (IA32_VMX_PROCBASED_CTLS2[45] is 0)",
@@ -894,4 +1041,7 @@ rt::tests! {
     branch_trace_store: vmm::VMX, need::BTS;
     counters_of_the_guest_alone: vmm::VMX, PERF_GLOBAL;
     traces_of_both: TRACE;
+    trace_of_the_guest_alone: TRACE, GUEST_TRACE;
+    architectural_last_branches_of_the_guest_alone: vmm::VMX, LBR_SWITCH;
+    user_wait: vmm::VMX, USER_WAIT;
 }

@@ -65,15 +65,9 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 // covers: vmx/lockstep
 #[test]
 fn vmms_and_their_guests_are_in_the_same_state_every_few_thousand_steps() {
-    let vmx = |model: &CpuModel| model.with_toggles("+vmx").unwrap();
     let guests = [
-        (
-            MachineConfig::new(VMX_LOOP),
-            vmx(&HASWELL),
-            Some(b"20000".to_vec()),
-            10_000,
-        ),
-        (MachineConfig::new(bare::vmx()), vmx(&SKYLAKE_SERVER), None, 100_000),
+        (MachineConfig::new(VMX_LOOP), &HASWELL, Some(b"20000".to_vec()), 10_000),
+        (MachineConfig::new(bare::vmx()), &SKYLAKE_SERVER, None, 100_000),
     ];
     for (config, model, cmdline, every) in guests {
         let config = MachineConfig {

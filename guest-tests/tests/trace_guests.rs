@@ -83,7 +83,7 @@ fn a_guest_takes_the_same_branches_at_the_second_level_as_at_the_first() {
         u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap()
     };
     let inside = symbol("__start_work_text")..symbol("__stop_work_text");
-    for model in ["westmere,+vmx", "sapphirerapids,+vmx"] {
+    for model in ["westmere", "sapphirerapids"] {
         let trace = folder.join(model);
         let mut command = Command::new(minivmm());
         command.args(["--cpu-model", model, "-m", "64M", "--cmdline", "work"]);
@@ -113,14 +113,7 @@ fn code_of_a_vmms_guest_is_told_from_the_vmms() {
     let (map, vmcs) = symbols(&folder);
     let trace = folder.join("trace");
     let mut command = Command::new(minivmm());
-    command.args([
-        "--cpu-model",
-        "haswell,+vmx",
-        "-m",
-        "64M",
-        "--cmdline",
-        &EXITS.to_string(),
-    ]);
+    command.args(["--cpu-model", "haswell", "-m", "64M", "--cmdline", &EXITS.to_string()]);
     command.args(["--kernel", VMX_LOOP, "--trace"]).arg(&trace);
     run(&mut command, LIMIT).must_end_with(1);
     let with_symbols = |command: &mut Command, guest: &str| {

@@ -740,11 +740,17 @@ pub trait TraceMem {
     /// The first address that is not memory.
     fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys>;
 
-    /// Writes physical memory.
+    /// Writes physical memory. Nothing is written if any byte cannot be.
     ///
     /// # Errors
     /// The first address that is not memory.
     fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys>;
+
+    /// The access to physical memory that failed was to a guest-physical address that a VMM has yet to map: it is to be made again after the
+    /// VM exit that tells the VMM.
+    fn unmapped(&mut self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

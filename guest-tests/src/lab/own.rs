@@ -10,7 +10,7 @@ pub fn command(initrd: &Path, model: &str) -> Command {
     let mut command = Command::new(minivmm());
     command
         .args(["--engine", "soft", "--cpu-model"])
-        .arg(format!("{model},+vmx"))
+        .arg(model)
         .args(["-m", "1G"])
         .arg("--kernel")
         .arg(&linux().kernel)

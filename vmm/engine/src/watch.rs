@@ -933,18 +933,23 @@ impl TraceMem for View<'_> {
     }
 
     fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
-        self.cpu
-            .shared()
-            .ram
-            .read(pa, bytes)
-            .map_err(|address| BadPhys { address })
+        for (pa, span) in self.cpu.trace_pages(pa, bytes.len(), false)? {
+            let read = self.cpu.shared().ram.read(pa, &mut bytes[span]);
+            read.map_err(|address| BadPhys { address })?;
+        }
+        Ok(())
     }
 
     fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
-        self.cpu
-            .shared()
-            .write_ram(pa, bytes)
-            .map_err(|address| BadPhys { address })
+        for (pa, span) in self.cpu.trace_pages(pa, bytes.len(), true)? {
+            let written = self.cpu.shared().write_ram(pa, &bytes[span]);
+            written.map_err(|address| BadPhys { address })?;
+        }
+        Ok(())
+    }
+
+    fn unmapped(&mut self) -> bool {
+        self.cpu.guest().is_some_and(|guest| guest.trace_fault.is_some())
     }
 }
 

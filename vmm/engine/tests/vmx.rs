@@ -1,7 +1,7 @@
 //! VMX operation: what a VMM of a few instructions and its guest meet. What is expected comes from SDM Vol. 3C chapters 26 to 28 and 31.
 
 use crate::{rig, vmm};
-use engine::{Activity, Exit};
+use engine::{Activity, Exit, Vectors};
 use iced_x86::code_asm::*;
 use rig::{CODE, Rig, TABLES};
 use vmm::{
@@ -662,8 +662,7 @@ fn a_task_switch_of_the_guest_is_an_exit() {
 // covers: vmx/hidden
 #[test]
 fn without_the_feature_there_are_no_instructions() {
-    let mut rig = Rig::new();
-    assert!(!WESTMERE.features().vmx());
+    let mut rig = Rig::by(WESTMERE.with_toggles("-vmx").unwrap(), Vectors::default());
     rig.write(CODE, &assembled(64, CODE, |a| a.vmxoff()));
     // No IDT: #UD ends in shutdown at once.
     assert_eq!(rig.run(10), Exit::Shutdown);

@@ -5,7 +5,7 @@ use crate::vmm;
 use engine::{Activity, Exit};
 use iced_x86::code_asm::*;
 use vmm::{BITMAPS, Code, DATA, EXIT, GUEST, GUEST_STACK, HANDLERS, LIST, PIN, POINTERS, Vmm, assembled};
-use x86::model::{BROADWELL, CORE2, CpuModel, HASWELL};
+use x86::model::{BROADWELL, CORE2, HASWELL};
 use x86::vmx::fields::Field;
 
 /// The virtual-APIC page, the APIC-access page, the posted-interrupt descriptor.
@@ -36,13 +36,9 @@ const ACKNOWLEDGE: u64 = 1 << 15;
 const IF: u64 = 1 << 9;
 const TF: u64 = 1 << 8;
 
-fn with_vmx(model: &CpuModel) -> &'static CpuModel {
-    model.with_toggles("+vmx").unwrap()
-}
-
 /// A VMM whose guest has a virtual APIC.
 fn virtual_apic(secondary: u64, guest: Code) -> Vmm {
-    let mut vmm = Vmm::on(with_vmx(&BROADWELL), guest);
+    let mut vmm = Vmm::on(&BROADWELL, guest);
     vmm.primary(SHADOW | MSR_BITMAPS);
     vmm.secondary(secondary);
     vmm.set(&[
@@ -800,7 +796,7 @@ fn vm_entry_checks_what_belongs_to_the_virtual_apic() {
         (&HASWELL, DELIVERY, false),
         (&BROADWELL, REGISTERS | DELIVERY, true),
     ] {
-        let caps = with_vmx(model).shown_vmx().unwrap();
+        let caps = model.shown_vmx().unwrap();
         let has = u64::from(caps.secondary.0) & control == control;
         assert_eq!(has, can, "{} {control:#x}", model.name);
         let posts = caps.pin.0 & POSTED as u32 != 0;

@@ -5,7 +5,7 @@ use crate::{rig, vmm};
 use iced_x86::code_asm::*;
 use rig::TABLES;
 use vmm::{BITMAPS, Code, DATA, EPT, EXIT, GUEST, GUEST_STACK, HANDLERS, Heard, LIST, PIN, VMXON, Vmm};
-use x86::model::{BROADWELL, CpuModel, HASWELL, SKYLAKE_SERVER};
+use x86::model::{BROADWELL, HASWELL, SKYLAKE_SERVER};
 use x86::vmx::fields::Field;
 use x86::watch::{Far, Flow};
 
@@ -22,10 +22,6 @@ const VIRTUALIZATION_EXCEPTION: u64 = 1 << 18;
 const MODE_BASED: u64 = 1 << 22;
 /// Accessed and dirty flags in the EPT pointer.
 const FLAGS: u64 = 1 << 6;
-
-fn with_vmx(model: &CpuModel) -> &'static CpuModel {
-    model.with_toggles("+vmx").unwrap()
-}
 
 /// RDTSC, then for ever.
 const CLOCK: Code = |a| {
@@ -189,7 +185,7 @@ fn pages_that_become_dirty_are_logged_until_the_log_is_full() {
     const LEAF: u64 = EPT + 0x3000 + 8 * (DATA >> 12);
     // The guest's own tables are dirty already, since they count as written to.
     for (index, reason, after) in [(511u64, 18, 509), (0, 62, 0xffff), (512, 62, 512)] {
-        let mut vmm = Vmm::on(with_vmx(&BROADWELL), guest);
+        let mut vmm = Vmm::on(&BROADWELL, guest);
         vmm.ept(&[]);
         for page in 0..0x800u64 {
             let dirty = if page == DATA >> 12 || page == (DATA >> 12) + 1 {
@@ -260,7 +256,7 @@ fn vmfunc_switches_to_an_ept_of_the_list_and_exits_where_it_cannot() {
         (0, 2, 1, 59),
     ] {
         for vpid in [0, 5] {
-            let mut vmm = Vmm::on(with_vmx(&BROADWELL), |a| {
+            let mut vmm = Vmm::on(&BROADWELL, |a| {
                 a.mov(r8, qword_ptr(DATA as u32))?;
                 a.mov(eax, dword_ptr(DATA as u32 + 0x1000))?;
                 a.mov(ecx, dword_ptr(DATA as u32 + 0x1004))?;
@@ -292,7 +288,7 @@ fn vmfunc_switches_to_an_ept_of_the_list_and_exits_where_it_cannot() {
         }
     }
     // Without the control the instruction is undefined.
-    let mut vmm = Vmm::on(with_vmx(&HASWELL), |a| a.vmfunc());
+    let mut vmm = Vmm::on(&HASWELL, |a| a.vmfunc());
     vmm.set(&[(Field::EXCEPTION_BITMAP, 1 << 6)]);
     assert_eq!(vmm.exit(), (0, 0, 0, 0));
 }
@@ -311,7 +307,7 @@ fn ept_violations_become_virtualization_exceptions_where_entry_and_area_let_them
         (1 << 63, 0, 48, "suppressed by the entry"),
         (0, 1, 48, "the area is in use"),
     ] {
-        let mut vmm = Vmm::on(with_vmx(&BROADWELL), read);
+        let mut vmm = Vmm::on(&BROADWELL, read);
         vmm.handler(20, |a| {
             a.mov(ebx, 0x14)?;
             a.vmcall()
@@ -339,7 +335,7 @@ fn ept_violations_become_virtualization_exceptions_where_entry_and_area_let_them
         );
     }
     // Not while an event is delivered.
-    let mut vmm = Vmm::on(with_vmx(&BROADWELL), |a| a.int(0x30));
+    let mut vmm = Vmm::on(&BROADWELL, |a| a.int(0x30));
     vmm.handler(0x30, |a| a.hlt());
     vmm.ept(&[(GUEST_STACK - 0x1000, 0)]);
     vmm.secondary(VIRTUALIZATION_EXCEPTION);
@@ -358,7 +354,7 @@ fn fetches_from_user_pages_have_a_right_of_their_own() {
         (true, 7, 48, 0x1bc),
         (true, 3 | 1 << 10, 18, 0),
     ] {
-        let mut vmm = Vmm::on(with_vmx(&SKYLAKE_SERVER), |a| {
+        let mut vmm = Vmm::on(&SKYLAKE_SERVER, |a| {
             a.mov(ecx, DATA as u32)?;
             a.jmp(rcx)
         });
@@ -412,7 +408,7 @@ fn fields_with_a_clear_bit_are_those_of_the_shadow_vmcs() {
         a.vmcall()
     };
     for (link, reason) in [(SHADOW, 23), (u64::MAX, 23)] {
-        let mut vmm = Vmm::on(with_vmx(&HASWELL), guest);
+        let mut vmm = Vmm::on(&HASWELL, guest);
         vmm.rig
             .write(SHADOW, &(x86::vmx::caps::REVISION | 1 << 31).to_le_bytes());
         vmm.secondary(SHADOWING);

@@ -75,7 +75,7 @@ pub fn narrowings(model: &CpuModel, supported: Option<&[CpuidRow]>, units: &Back
         .filter_map(|feature| match (feature, units.shown(feature)) {
             (_, Some(Shown::Never)) => Some((feature, "its unit is absent")),
             (_, Some(Shown::Always)) => None,
-            (Vmx, _) => Some((feature, "virtual machines in the guest are for `--engine soft`")),
+            (Vmx, _) if supported.is_some() => Some((feature, "virtual machines in the guest are for `--engine soft`")),
             (Waitpkg, _) if supported.is_some() => Some((feature, "IA32_UMWAIT_CONTROL would be KVM's alone")),
             (Pku, _) if elsewhere => Some((feature, "the host keeps PKRU elsewhere in an XSAVE area")),
             _ if OURS.has(feature) || host.has(feature) => None,

@@ -133,6 +133,10 @@ pub(super) fn needs_soft(config: &MachineConfig) -> Option<(&'static str, &'stat
         MachineConfig { reverse: Some(_), .. } => Some(("--reverse", COUNTS)),
         MachineConfig { record: Some(_), .. } => Some(("--record", COUNTS)),
         MachineConfig { replay: Some(_), .. } => Some(("replay", COUNTS)),
+        MachineConfig { model, .. } if model.asked.vmx() => Some((
+            "--cpu-model +vmx",
+            "shows the guest VMX, which guests of KVM do not get here",
+        )),
         _ => None,
     }
 }

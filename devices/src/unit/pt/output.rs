@@ -8,6 +8,9 @@
 //! signals no error. What SMRR restricts is to the processor an address without memory behind it. A table
 //! without memory behind it reads as all ones, which is malformed. Table entries are read when tracing starts and when one is reached, so a table may be prepared while its
 //! predecessors fill.
+//!
+//! In VMX non-root operation addresses may be guest-physical ones, which EPT may not translate yet ([`TraceMem::unmapped`]): what is to be
+//! written there, or behind a table entry there, is held until it does, as in the processor's internal buffers.
 
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -84,7 +87,20 @@ pub enum Scheme {
     Single,
     /// A table.
     Topa(Region),
+    /// A table whose current entry cannot be read yet.
+    Unread,
 }
+
+/// Why the current entry of a table is none to go on with.
+enum Missing {
+    /// The table is malformed, or no memory.
+    Malformed,
+    /// It is not mapped yet.
+    Unmapped,
+}
+
+/// Bytes that are held at most for addresses that are not mapped: then some are lost.
+const HELD: usize = 64 << 10;
 
 /// Guest memory: the two output registers and what is in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +108,9 @@ pub struct GuestMemory {
     base: u64,
     ptrs: RtitMaskPtrs,
     scheme: Scheme,
+    /// What waits for an address to be mapped, and what the registers were then.
+    held: Vec<u8>,
+    held_at: (u64, RtitMaskPtrs),
 }
 
 impl Default for GuestMemory {
@@ -100,6 +119,8 @@ impl Default for GuestMemory {
             base: 0,
             ptrs: RtitMaskPtrs::RESET,
             scheme: Scheme::None,
+            held: Vec::new(),
+            held_at: (0, RtitMaskPtrs::RESET),
         }
     }
 }
@@ -117,34 +138,37 @@ const ERROR: Outcome = Outcome {
 };
 
 impl GuestMemory {
-    fn entry(table: u64, index: u32, mem: &mut dyn TraceMem) -> TopaEntry {
+    fn entry(table: u64, index: u32, mem: &mut dyn TraceMem) -> Result<TopaEntry, Missing> {
         let mut bytes = [0; 8];
-        let read = mem.read_phys(table.wrapping_add(u64::from(index) * 8), &mut bytes);
-        TopaEntry::from_bits(read.map_or(!0, |()| u64::from_le_bytes(bytes)))
+        match mem.read_phys(table.wrapping_add(u64::from(index) * 8), &mut bytes) {
+            Ok(()) => Ok(TopaEntry::from_bits(u64::from_le_bytes(bytes))),
+            Err(_) if mem.unmapped() => Err(Missing::Unmapped),
+            Err(_) => Ok(TopaEntry::from_bits(!0)),
+        }
     }
 
     /// Makes the current entry the region in use. Follows at most one END: a table that begins with one is malformed.
     /// SDM Vol. 3C 33.2.7.2, "ToPA Errors".
-    fn load(&mut self, caps: &PtCaps, mem: &mut dyn TraceMem) -> Result<Region, ()> {
+    fn load(&mut self, caps: &PtCaps, mem: &mut dyn TraceMem) -> Result<Region, Missing> {
         let mut index = self.ptrs.mask_or_table_offset();
-        let mut entry = Self::entry(self.base, index, mem);
+        let mut entry = Self::entry(self.base, index, mem)?;
         if entry.end() {
             let backwards = caps.topa_multiple() || entry.base() == self.base;
             if entry.malformed(caps) || index == 0 || !backwards {
-                return Err(());
+                return Err(Missing::Malformed);
             }
             self.base = entry.base();
             index = 0;
             self.ptrs.set_mask_or_table_offset(0);
-            entry = Self::entry(self.base, 0, mem);
+            entry = Self::entry(self.base, 0, mem)?;
         }
         if entry.malformed(caps) || entry.end() || !caps.topa_multiple() && index != 0 {
-            return Err(());
+            return Err(Missing::Malformed);
         }
         if !caps.topa_multiple() {
-            let end = Self::entry(self.base, 1, mem);
+            let end = Self::entry(self.base, 1, mem)?;
             if !end.end() || end.malformed(caps) || end.base() != self.base {
-                return Err(());
+                return Err(Missing::Malformed);
             }
         }
         Ok(Region {
@@ -160,18 +184,34 @@ impl GuestMemory {
         ERROR
     }
 
-    fn put_single(&mut self, mut bytes: &[u8], mem: &mut dyn TraceMem) {
+    /// Holds what cannot be written yet. The VM exit may turn tracing off, and the VMM may trace something else until the guest goes on: what is
+    /// held then waits for the guest's registers.
+    fn hold(&mut self, bytes: &[u8], mut outcome: Outcome) -> Outcome {
+        if self.held_at != self.registers() {
+            self.held.clear();
+            self.held_at = self.registers();
+        }
+        let room = HELD.saturating_sub(self.held.len());
+        outcome.lost |= bytes.len() > room;
+        self.held.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        outcome
+    }
+
+    fn put_single(&mut self, mut bytes: &[u8], mem: &mut dyn TraceMem) -> Outcome {
         let mask = self.ptrs.mask();
         while !bytes.is_empty() {
             let offset = self.ptrs.output_offset();
             let room = u64::from(mask) - u64::from(offset) + 1;
             let (now, rest) = bytes.split_at(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
             // Without memory behind it the data goes nowhere.
-            let _ = mem.write_phys(self.base + u64::from(offset), now);
+            if mem.write_phys(self.base + u64::from(offset), now).is_err() && mem.unmapped() {
+                return self.hold(bytes, Outcome::default());
+            }
             self.ptrs
                 .set_output_offset(offset.wrapping_add(now.len() as u32) & mask);
             bytes = rest;
         }
+        Outcome::default()
     }
 
     fn put_topa(&mut self, mut region: Region, mut bytes: &[u8], caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
@@ -180,7 +220,9 @@ impl GuestMemory {
             let offset = self.ptrs.output_offset();
             let room = (region.size - offset) as usize;
             let (now, rest) = bytes.split_at(bytes.len().min(room));
-            let _ = mem.write_phys(region.base + u64::from(offset), now);
+            if mem.write_phys(region.base + u64::from(offset), now).is_err() && mem.unmapped() {
+                return self.hold(bytes, outcome);
+            }
             let reached = offset + now.len() as u32;
             self.ptrs.set_output_offset(reached);
             bytes = rest;
@@ -202,7 +244,11 @@ impl GuestMemory {
             self.ptrs.set_mask_or_table_offset(next);
             region = match self.load(caps, mem) {
                 Ok(region) => region,
-                Err(()) => {
+                Err(Missing::Unmapped) => {
+                    self.scheme = Scheme::Unread;
+                    return self.hold(bytes, outcome);
+                }
+                Err(Missing::Malformed) => {
                     outcome.error = true;
                     self.scheme = Scheme::None;
                     return outcome;
@@ -211,6 +257,21 @@ impl GuestMemory {
             self.scheme = Scheme::Topa(region);
         }
         outcome
+    }
+
+    /// Reads the current entry, which could not be read before.
+    fn reread(&mut self, caps: &PtCaps, mem: &mut dyn TraceMem) -> Option<Outcome> {
+        match self.load(caps, mem) {
+            Ok(region) if self.ptrs.output_offset() < region.size => {
+                self.scheme = Scheme::Topa(region);
+                None
+            }
+            Err(Missing::Unmapped) => {
+                self.scheme = Scheme::Unread;
+                Some(Outcome::default())
+            }
+            _ => Some(self.fail()),
+        }
     }
 }
 
@@ -239,22 +300,30 @@ impl Output for GuestMemory {
         if self.base & 0xFFF != 0 {
             return self.fail();
         }
-        match self.load(caps, mem) {
-            Ok(region) if self.ptrs.output_offset() < region.size => {
-                self.scheme = Scheme::Topa(region);
-                Outcome::default()
-            }
-            _ => self.fail(),
-        }
+        self.reread(caps, mem).unwrap_or_default()
     }
 
     fn put(&mut self, bytes: &[u8], caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
+        if self.scheme == Scheme::Unread
+            && let Some(outcome) = self.reread(caps, mem)
+        {
+            return match self.scheme {
+                Scheme::Unread => self.hold(bytes, outcome),
+                _ => outcome,
+            };
+        }
+        let all: Vec<u8>;
+        let bytes = if self.held.is_empty() || self.held_at != self.registers() {
+            bytes
+        } else {
+            let mut held = std::mem::take(&mut self.held);
+            held.extend_from_slice(bytes);
+            all = held;
+            &all
+        };
         match self.scheme {
-            Scheme::None | Scheme::Fabric => Outcome::default(),
-            Scheme::Single => {
-                self.put_single(bytes, mem);
-                Outcome::default()
-            }
+            Scheme::None | Scheme::Fabric | Scheme::Unread => Outcome::default(),
+            Scheme::Single => self.put_single(bytes, mem),
             Scheme::Topa(region) => self.put_topa(region, bytes, caps, mem),
         }
     }

@@ -7,11 +7,12 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
+use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
-use crate::vmx;
+use crate::vmx::{self, VmxCaps};
 use crate::{debugctl, lbr};
 
 /// A performance core of an Intel Core i9-12900K (Alder Lake-S).
@@ -61,7 +62,7 @@ pub const ALDERLAKE: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 83 * CRYSTAL_KHZ),
     },
-    vmx: Some(vmx::caps::ICELAKE_SERVER),
+    vmx: Some(vmx::caps::ALDERLAKE),
     ..CpuModel::NONE
 };
 
@@ -152,7 +153,12 @@ const SILICON: [CpuidRow; 70] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
+/// What a guest sees of the part's features, and of its VMX.
+const SHOWN: Features = policy::shown(Features::of(&SILICON));
+const VMX: VmxCaps = vmx::caps::ALDERLAKE.shown(SHOWN);
+
 const PARTS: &[&[MsrRow]] = &[
+    &VMX.msrs::<{ VMX.count() }>(SHOWN),
     &msrs::mtrrs::<20>(46),
     &MTRR_FIXED,
     &MEMORY_TYPES,

@@ -9,10 +9,11 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
+use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
-use crate::vmx;
+use crate::vmx::{self, VmxCaps};
 use crate::{debugctl, lbr};
 
 /// Intel Core 2 Duo E6750 (Conroe).
@@ -97,7 +98,12 @@ const SILICON: [CpuidRow; 23] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
+/// What a guest sees of the part's features, and of its VMX.
+const SHOWN: Features = policy::shown(Features::of(&SILICON));
+const VMX: VmxCaps = vmx::caps::CORE2.shown(SHOWN);
+
 const PARTS: &[&[MsrRow]] = &[
+    &VMX.msrs::<{ VMX.count() }>(SHOWN),
     &msrs::mtrrs::<16>(36),
     &MTRR_FIXED,
     &MEMORY_TYPES,
@@ -113,8 +119,8 @@ const PLAIN: &[MsrRow] = &[
     MsrRow::read_only(IA32_PLATFORM_ID, "IA32_PLATFORM_ID", 0x8800_8824),
     // The pins of the dumped part.
     MsrRow::read_only(MSR_EBL_CR_POWERON, "MSR_EBL_CR_POWERON", 0x4208_0000),
-    // Firmware leaves it locked with VMX off; a write to the locked register is #GP.
-    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x1),
+    // Firmware leaves it locked with VMX on; a write to the locked register is #GP.
+    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x5),
     // Software writes 0, executes CPUID leaf 1, which loads `microcode`, and reads.
     MsrRow::storage(IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", (MICROCODE as u64) << 32, !0),
     // 333 MHz (2:0 is 4).

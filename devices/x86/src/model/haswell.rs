@@ -7,10 +7,11 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
+use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
-use crate::vmx;
+use crate::vmx::{self, VmxCaps};
 use crate::{debugctl, lbr};
 
 /// Intel Core i7-4770 (Haswell).
@@ -114,7 +115,12 @@ const SILICON: [CpuidRow; 30] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
+/// What a guest sees of the part's features, and of its VMX.
+const SHOWN: Features = policy::shown(Features::of(&SILICON));
+const VMX: VmxCaps = vmx::caps::HASWELL.shown(SHOWN);
+
 const PARTS: &[&[MsrRow]] = &[
+    &VMX.msrs::<{ VMX.count() }>(SHOWN),
     &msrs::mtrrs::<20>(39),
     &MTRR_FIXED,
     &MEMORY_TYPES,

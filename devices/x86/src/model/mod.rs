@@ -249,6 +249,8 @@ pub struct CpuModel {
     pub adjustments: &'static [Difference],
     /// Features that were added to the part's by a toggle.
     pub added: Features,
+    /// Features that a toggle asked for, added or not.
+    pub asked: Features,
     /// Features that were taken from the part's by a toggle.
     pub removed: Features,
     /// The plain MSRs, in ascending order.
@@ -297,6 +299,7 @@ impl CpuModel {
         cpuid: &[],
         adjustments: &[],
         added: Features::NONE,
+        asked: Features::NONE,
         removed: Features::NONE,
         msrs: &[],
         units: UnitCaps::NONE,

@@ -885,7 +885,7 @@ fn what_comes_later_is_hidden_and_kept() {
 
 // covers: cpu/model-cpuid
 #[test]
-fn westmere_shows_what_qemu_shows_and_thirteen_features_more() {
+fn westmere_shows_what_qemu_shows_and_what_its_part_has() {
     let rows = rows_of(dump!("qemu-7.2-tcg-westmere"));
     let (qemu, ours) = (Features::of(&rows), WESTMERE.features());
     // The real part has them, but for x2APIC, which the local APIC unit adds. Its translator or its model lacks them.
@@ -903,6 +903,7 @@ fn westmere_shows_what_qemu_shows_and_thirteen_features_more() {
         Dtes64,
         DsCpl,
         Pdcm,
+        Vmx,
     ];
     for &feature in Feature::ALL {
         assert_eq!(
@@ -1025,6 +1026,7 @@ fn westmere_shows_x86_64_v2_and_hides_what_is_not_modelled() {
         Dtes64,
         DsCpl,
         Pdcm,
+        Vmx,
     ];
     for &feature in Feature::ALL {
         let expected = v2.contains(&feature) || more.contains(&feature);
@@ -1114,7 +1116,7 @@ fn writes_follow_the_manual() {
     const GP: Result<u64, MsrFault> = Err(MsrFault::GeneralProtection);
     for (msr, value, expected, why) in [
         (IA32_MTRRCAP, 0xD08, GP, "read-only, even with its own value"),
-        (IA32_FEATURE_CONTROL, 0x5, GP, "locked"),
+        (IA32_FEATURE_CONTROL, 0x1, GP, "locked"),
         (MSR_PLATFORM_INFO, 0, GP, "read-only"),
         (
             IA32_PAT,
@@ -1332,7 +1334,7 @@ fn what_linux_asks_of_a_model_has_the_model_s_answer() {
             Ok(0x4_0081),
             "fast strings, performance monitoring, BTS, PEBS, MONITOR",
         ),
-        ("haswell", IA32_FEATURE_CONTROL, Ok(1), "locked"),
+        ("haswell", IA32_FEATURE_CONTROL, Ok(5), "locked, with VMX on"),
         ("haswell", MSR_CORE_THREAD_COUNT, Ok(0x1_0001), "one core, one thread"),
         ("core2", MSR_FSB_FREQ, Ok(0x804), "333 MHz"),
         ("core2", IA32_ENERGY_PERF_BIAS, GP, "CPUID.06H:ECX[3] is 0"),

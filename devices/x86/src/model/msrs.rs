@@ -199,8 +199,8 @@ pub const COMMON: [MsrRow; 21] = [
     MsrRow::read_only(MSR_SMI_COUNT, "MSR_SMI_COUNT", 0),
     // One core of one thread.
     MsrRow::read_only(MSR_CORE_THREAD_COUNT, "MSR_CORE_THREAD_COUNT", 0x1_0001),
-    // Locked with VMX off; a write to the locked register is #GP.
-    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x1),
+    // Locked with VMX on; a write to the locked register is #GP.
+    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x5),
     // Locked (15), package C-states off; C1 and C3 auto demotion and undemotion (28:25) stay the system's.
     MsrRow::storage(
         MSR_PKG_CST_CONFIG_CONTROL,

@@ -30,6 +30,7 @@ pub struct OwnedModel {
     silicon: Vec<CpuidRow>,
     adjustments: Vec<Difference>,
     added: Features,
+    asked: Features,
     removed: Features,
     msrs: Vec<MsrRow>,
     units: UnitCaps,
@@ -114,6 +115,7 @@ impl From<&CpuModel> for OwnedModel {
             silicon: model.silicon.to_vec(),
             adjustments: model.adjustments.to_vec(),
             added: model.added,
+            asked: model.asked,
             removed: model.removed,
             msrs: model.msrs.to_vec(),
             units: model.units,
@@ -203,6 +205,7 @@ impl OwnedModel {
                 }
             }
         }
+        self.asked = self.asked.minus(off).or(on);
         self.added = self.added.minus(off).or(on.minus(shown));
         self.removed = self.removed.minus(on).or(off.and(shown));
         // What an adjustment adds, a toggle takes away as well.
@@ -275,13 +278,12 @@ impl OwnedModel {
 
         let enumerated = |msr: u32| {
             let row = msrs::ENUMERATED.iter().find(|(number, _)| *number == msr);
-            let vmx = (IA32_VMX_BASIC..=IA32_VMX_BASIC + 0x11).contains(&msr);
             let smrr = matches!(msr, IA32_SMRR_PHYSBASE | IA32_SMRR_PHYSMASK);
-            (!vmx || features.vmx())
-                && (!smrr || features.mtrr())
-                && row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
+            (!smrr || features.mtrr()) && row.is_none_or(|(_, by)| by.iter().any(|&feature| features.has(feature)))
         };
-        let mut registers: Vec<MsrRow> = self.msrs.into_iter().filter(|row| enumerated(row.msr)).collect();
+        // The capability MSRs of VMX follow from what is shown.
+        let kept = |row: &MsrRow| enumerated(row.msr) && !(IA32_VMX_BASIC..=IA32_VMX_BASIC + 0x11).contains(&row.msr);
+        let mut registers: Vec<MsrRow> = self.msrs.into_iter().filter(kept).collect();
         for &row in msrs::ADDED {
             if enumerated(row.msr)
                 && let Err(at) = registers.binary_search_by_key(&row.msr, |r| r.msr)
@@ -290,7 +292,7 @@ impl OwnedModel {
             }
         }
         if let Some(caps) = self.vmx.filter(|_| features.vmx()) {
-            for row in caps.shown(features).msrs(features) {
+            for row in caps.shown(features).registers(features) {
                 if let Err(at) = registers.binary_search_by_key(&row.msr, |r| r.msr) {
                     registers.insert(at, row);
                 }
@@ -327,6 +329,7 @@ impl OwnedModel {
             cpuid: cpuid.leak(),
             adjustments: self.adjustments.leak(),
             added: self.added,
+            asked: self.asked,
             removed: self.removed,
             msrs: registers.leak(),
             units: UnitCaps {

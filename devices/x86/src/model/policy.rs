@@ -146,6 +146,8 @@ pub const ENGINE: Features = Features::list(&[
     MdClear,
     ArchCapabilities,
     CoreCapabilities,
+    // Virtual machines.
+    Vmx,
     // The debug and trace units.
     IntelPt,
     // Not the part's: see `CPUID` with EAX = 40000000H.
@@ -153,7 +155,7 @@ pub const ENGINE: Features = Features::list(&[
 ]);
 
 /// What the machine executes as well, but shows only to who asks for it, whatever the part has; and why.
-pub const ON_DEMAND: &[(Feature, &str)] = &[(Rtm, TSX), (RtmAlwaysAbort, TSX), (Vmx, NESTED)];
+pub const ON_DEMAND: &[(Feature, &str)] = &[(Rtm, TSX), (RtmAlwaysAbort, TSX)];
 
 /// A feature and one that it is nothing without.
 pub const NEEDS: &[(Feature, Feature)] = &[
@@ -244,7 +246,6 @@ const AMX: &str = "not modelled: AMX";
 const TSX: &str = "off by default, as microcode updates have it: +rtm or +rtm_always_abort shows it";
 const ELISION: &str = "not modelled: lock elision and the switches of transactions";
 const SECURE: &str = "not modelled: enclaves, measured launch and memory encryption";
-const NESTED: &str = "off by default, since it is not whole: +vmx shows what there is of it";
 const HYBRID: &str = "all cores are of one kind";
 const LAST_BRANCHES: &str = "no architectural last-branch records";
 
@@ -273,7 +274,6 @@ pub const HIDDEN: &[(Feature, &str)] = &[
     (KeyLocker, "not modelled: Key Locker"),
     (Hreset, HYBRID),
     (Hybrid, HYBRID),
-    (Vmx, NESTED),
     (Smx, SECURE),
     (Sgx, SECURE),
     (SgxLc, SECURE),

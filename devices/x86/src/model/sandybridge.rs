@@ -7,9 +7,10 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
+use crate::cpuid::Features;
 use crate::ds::{DsCaps, PRECISE_STORE, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
-use crate::vmx;
+use crate::vmx::{self, VmxCaps};
 use crate::{debugctl, lbr};
 
 /// Intel Core i7-2600 (Sandy Bridge).
@@ -107,7 +108,12 @@ const SILICON: [CpuidRow; 30] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
+/// What a guest sees of the part's features, and of its VMX.
+const SHOWN: Features = policy::shown(Features::of(&SILICON));
+const VMX: VmxCaps = vmx::caps::WESTMERE.shown(SHOWN);
+
 const PARTS: &[&[MsrRow]] = &[
+    &VMX.msrs::<{ VMX.count() }>(SHOWN),
     &msrs::mtrrs::<20>(36),
     &MTRR_FIXED,
     &MEMORY_TYPES,

@@ -6,10 +6,11 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
+use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
 use crate::pt::PtCaps;
-use crate::vmx;
+use crate::vmx::{self, VmxCaps};
 use crate::{debugctl, lbr};
 
 /// Intel Atom P5942B (Snow Ridge).
@@ -128,7 +129,12 @@ const SILICON: [CpuidRow; 51] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
+/// What a guest sees of the part's features, and of its VMX.
+const SHOWN: Features = policy::shown(Features::of(&SILICON));
+const VMX: VmxCaps = vmx::caps::SKYLAKE_SERVER.shown(SHOWN);
+
 const PARTS: &[&[MsrRow]] = &[
+    &VMX.msrs::<{ VMX.count() }>(SHOWN),
     &msrs::mtrrs::<20>(42),
     &MTRR_FIXED,
     &MEMORY_TYPES,

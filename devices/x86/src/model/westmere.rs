@@ -15,11 +15,12 @@
 
 use super::msrs::{self, BANK_REGISTERS, MTRR_FIXED};
 use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy, subleaf};
+use crate::cpuid::Features;
 use crate::cpuid::{Feature, Register};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
-use crate::vmx;
+use crate::vmx::{self, VmxCaps};
 use crate::{debugctl, lbr};
 
 /// Intel Xeon X5650 "Westmere-EP".
@@ -129,7 +130,12 @@ const ADJUSTMENTS: &[Difference] = &[Difference {
 /// MSR_MISC_FEATURE_ENABLES, MSR_PPERF, IA32_TSC_DEADLINE; and all of C001_xxxxH, which are another vendor's.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
+/// What a guest sees of the part's features, and of its VMX.
+const SHOWN: Features = policy::shown(Features::of(&SILICON));
+const VMX: VmxCaps = vmx::caps::WESTMERE.shown(SHOWN);
+
 const PARTS: &[&[MsrRow]] = &[
+    &VMX.msrs::<{ VMX.count() }>(SHOWN),
     &msrs::mtrrs::<16>(40),
     &MTRR_FIXED,
     &msrs::banks::<{ 9 * BANK_REGISTERS }>(),
@@ -144,8 +150,8 @@ const PLAIN: &[MsrRow] = &[
     // Platform 0; the part's microcode updates are for 0 and 1.
     MsrRow::read_only(IA32_PLATFORM_ID, "IA32_PLATFORM_ID", 0),
     MsrRow::read_only(MSR_SMI_COUNT, "MSR_SMI_COUNT", 0),
-    // Firmware leaves it locked with VMX off; a write to the locked register is #GP.
-    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x1),
+    // Firmware leaves it locked with VMX on; a write to the locked register is #GP.
+    MsrRow::read_only(IA32_FEATURE_CONTROL, "IA32_FEATURE_CONTROL", 0x5),
     // Software writes 0, executes CPUID leaf 1, which loads `microcode`, and reads.
     MsrRow::storage(IA32_BIOS_SIGN_ID, "IA32_BIOS_SIGN_ID", 0x1A << 32, !0),
     // 15:8 ratio of the TSC to the bus clock, 20. 47:40 lowest ratio, 12. Turbo limits cannot be programmed.

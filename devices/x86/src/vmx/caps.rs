@@ -175,12 +175,20 @@ pub const ICELAKE_SERVER: VmxCaps = VmxCaps {
     ..SKYLAKE_SERVER
 };
 
-/// Sapphire Rapids: protection keys for supervisor pages, user wait, bus-lock detection.
-pub const SAPPHIRERAPIDS: VmxCaps = VmxCaps {
-    secondary: Secondary(ICELAKE_SERVER.secondary.0 | Secondary::USER_WAIT.0 | Secondary::BUS_LOCK.0),
-    exit: Exit(ICELAKE_SERVER.exit.0 | Exit::LOAD_PKRS.0),
-    entry: Entry(ICELAKE_SERVER.entry.0 | Entry::LOAD_PKRS.0),
+/// Alder Lake: user wait, architectural last-branch records.
+pub const ALDERLAKE: VmxCaps = VmxCaps {
+    secondary: Secondary(ICELAKE_SERVER.secondary.0 | Secondary::USER_WAIT.0),
+    exit: Exit(ICELAKE_SERVER.exit.0 | Exit::CLEAR_LBR_CTL.0),
+    entry: Entry(ICELAKE_SERVER.entry.0 | Entry::LOAD_LBR_CTL.0),
     ..ICELAKE_SERVER
+};
+
+/// Sapphire Rapids: protection keys for supervisor pages as well, and bus-lock detection.
+pub const SAPPHIRERAPIDS: VmxCaps = VmxCaps {
+    secondary: Secondary(ALDERLAKE.secondary.0 | Secondary::BUS_LOCK.0),
+    exit: Exit(ALDERLAKE.exit.0 | Exit::LOAD_PKRS.0),
+    entry: Entry(ALDERLAKE.entry.0 | Entry::LOAD_PKRS.0),
+    ..ALDERLAKE
 };
 
 /// What the engine executes. What of a part's capabilities is not here its capability MSRs deny.
@@ -215,7 +223,9 @@ pub const ENGINE: VmxCaps = VmxCaps {
             | Secondary::PML.0
             | Secondary::VIRTUALIZATION_EXCEPTION.0
             | Secondary::MODE_BASED_EXECUTE.0
-            | Secondary::CONCEAL_FROM_PT.0,
+            | Secondary::CONCEAL_FROM_PT.0
+            | Secondary::PT_GUEST_PHYSICAL.0
+            | Secondary::USER_WAIT.0,
     ),
     exit: Exit(
         BASE.exit.0
@@ -226,6 +236,8 @@ pub const ENGINE: VmxCaps = VmxCaps {
             | Exit::SAVE_EFER.0
             | Exit::LOAD_EFER.0
             | Exit::CONCEAL_FROM_PT.0
+            | Exit::CLEAR_RTIT_CTL.0
+            | Exit::CLEAR_LBR_CTL.0
             | Exit::LOAD_PKRS.0,
     ),
     entry: Entry(
@@ -234,6 +246,8 @@ pub const ENGINE: VmxCaps = VmxCaps {
             | Entry::LOAD_PAT.0
             | Entry::LOAD_EFER.0
             | Entry::CONCEAL_FROM_PT.0
+            | Entry::LOAD_RTIT_CTL.0
+            | Entry::LOAD_LBR_CTL.0
             | Entry::LOAD_PKRS.0,
     ),
     true_controls: true,
@@ -296,9 +310,16 @@ impl VmxCaps {
             secondary &= !Secondary::XSAVES.0;
         }
         if !features.intel_pt() {
-            secondary &= !Secondary::CONCEAL_FROM_PT.0;
-            exit &= !Exit::CONCEAL_FROM_PT.0;
-            entry &= !Entry::CONCEAL_FROM_PT.0;
+            secondary &= !(Secondary::CONCEAL_FROM_PT.0 | Secondary::PT_GUEST_PHYSICAL.0);
+            exit &= !(Exit::CONCEAL_FROM_PT.0 | Exit::CLEAR_RTIT_CTL.0);
+            entry &= !(Entry::CONCEAL_FROM_PT.0 | Entry::LOAD_RTIT_CTL.0);
+        }
+        if !features.arch_lbr() {
+            exit &= !Exit::CLEAR_LBR_CTL.0;
+            entry &= !Entry::LOAD_LBR_CTL.0;
+        }
+        if !features.waitpkg() {
+            secondary &= !Secondary::USER_WAIT.0;
         }
         if !features.pks() {
             exit &= !Exit::LOAD_PKRS.0;
@@ -392,24 +413,46 @@ impl VmxCaps {
     }
 
     /// The highest index of a field, in bits 9:1. SDM Vol. 3D Appendix A.9.
-    pub fn vmcs_enum(&self) -> u64 {
-        let indices = FIELDS
-            .iter()
-            .filter(|row| row.exists(self))
-            .map(|row| row.field.0 & 0x3fe);
-        indices.max().unwrap_or(0).into()
+    pub const fn vmcs_enum(&self) -> u64 {
+        let (mut highest, mut n) = (0, 0);
+        while n < FIELDS.len() {
+            let index = FIELDS[n].field.0 & 0x3fe;
+            if FIELDS[n].exists(self) && index > highest {
+                highest = index;
+            }
+            n += 1;
+        }
+        highest as u64
     }
 
-    /// The capability MSRs of a part with these features.
-    pub fn msrs(&self, features: Features) -> Vec<MsrRow> {
+    /// How many capability MSRs there are.
+    pub const fn count(&self) -> usize {
+        let mut count = 11;
+        if self.primary.contains(Primary::SECONDARY) {
+            count += 1;
+        }
+        if self.secondary.any(Secondary::EPT.with(Secondary::VPID)) {
+            count += 1;
+        }
+        if self.true_controls {
+            count += 4;
+        }
+        if self.secondary.contains(Secondary::VM_FUNCTIONS) {
+            count += 1;
+        }
+        count
+    }
+
+    /// The capability MSRs of a part with these features, ascending; `N` is their [count](VmxCaps::count).
+    pub const fn msrs<const N: usize>(&self, features: Features) -> [MsrRow; N] {
         let (pin, primary, exit, entry) = self.must_be_1();
-        let mut rows = alloc::vec![
-            MsrRow::read_only(0x480, "IA32_VMX_BASIC", self.basic()),
+        let mut rows = [MsrRow::read_only(0x480, "IA32_VMX_BASIC", self.basic()); N];
+        let always = [
             MsrRow::read_only(0x481, "IA32_VMX_PINBASED_CTLS", allowed(default1::PIN, self.pin.0)),
             MsrRow::read_only(
                 0x482,
                 "IA32_VMX_PROCBASED_CTLS",
-                allowed(default1::PRIMARY, self.primary.0)
+                allowed(default1::PRIMARY, self.primary.0),
             ),
             MsrRow::read_only(0x483, "IA32_VMX_EXIT_CTLS", allowed(default1::EXIT, self.exit.0)),
             MsrRow::read_only(0x484, "IA32_VMX_ENTRY_CTLS", allowed(default1::ENTRY, self.entry.0)),
@@ -420,24 +463,37 @@ impl VmxCaps {
             MsrRow::read_only(0x489, "IA32_VMX_CR4_FIXED1", cr4_fixed1(features)),
             MsrRow::read_only(0x48A, "IA32_VMX_VMCS_ENUM", self.vmcs_enum()),
         ];
+        let mut n = 1;
+        while n <= always.len() {
+            rows[n] = always[n - 1];
+            n += 1;
+        }
         if self.primary.contains(Primary::SECONDARY) {
-            let row = MsrRow::read_only(0x48B, "IA32_VMX_PROCBASED_CTLS2", allowed(0, self.secondary.0));
-            rows.push(row);
+            rows[n] = MsrRow::read_only(0x48B, "IA32_VMX_PROCBASED_CTLS2", allowed(0, self.secondary.0));
+            n += 1;
         }
         if self.secondary.any(Secondary::EPT.with(Secondary::VPID)) {
-            rows.push(MsrRow::read_only(0x48C, "IA32_VMX_EPT_VPID_CAP", self.ept_vpid()));
+            rows[n] = MsrRow::read_only(0x48C, "IA32_VMX_EPT_VPID_CAP", self.ept_vpid());
+            n += 1;
         }
         if self.true_controls {
-            rows.extend([
-                MsrRow::read_only(0x48D, "IA32_VMX_TRUE_PINBASED_CTLS", allowed(pin, self.pin.0)),
-                MsrRow::read_only(0x48E, "IA32_VMX_TRUE_PROCBASED_CTLS", allowed(primary, self.primary.0)),
-                MsrRow::read_only(0x48F, "IA32_VMX_TRUE_EXIT_CTLS", allowed(exit, self.exit.0)),
-                MsrRow::read_only(0x490, "IA32_VMX_TRUE_ENTRY_CTLS", allowed(entry, self.entry.0)),
-            ]);
+            rows[n] = MsrRow::read_only(0x48D, "IA32_VMX_TRUE_PINBASED_CTLS", allowed(pin, self.pin.0));
+            rows[n + 1] = MsrRow::read_only(0x48E, "IA32_VMX_TRUE_PROCBASED_CTLS", allowed(primary, self.primary.0));
+            rows[n + 2] = MsrRow::read_only(0x48F, "IA32_VMX_TRUE_EXIT_CTLS", allowed(exit, self.exit.0));
+            rows[n + 3] = MsrRow::read_only(0x490, "IA32_VMX_TRUE_ENTRY_CTLS", allowed(entry, self.entry.0));
+            n += 4;
         }
         if self.secondary.contains(Secondary::VM_FUNCTIONS) {
-            rows.push(MsrRow::read_only(0x491, "IA32_VMX_VMFUNC", self.functions));
+            rows[n] = MsrRow::read_only(0x491, "IA32_VMX_VMFUNC", self.functions);
         }
+        rows
+    }
+
+    /// The same, of capabilities that are not known when the program is built.
+    pub fn registers(&self, features: Features) -> Vec<MsrRow> {
+        const MOST: usize = 18;
+        let mut rows = self.msrs::<MOST>(features).to_vec();
+        rows.truncate(self.count());
         rows
     }
 }

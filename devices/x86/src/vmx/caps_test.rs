@@ -1,7 +1,7 @@
 extern crate std;
 
 use super::*;
-use crate::model::MODELS;
+use crate::model::{CpuModel, MODELS};
 
 /// What IA32_VMX_BASIC and the controls' MSRs must be for Debian's kvm_intel to load: `setup_vmcs_config` and `KVM_REQUIRED_VMX_*` of
 /// Linux 6.1, arch/x86/kvm/vmx/vmx.h.
@@ -14,6 +14,7 @@ fn what_linux_requires_of_vmx_is_there_on_every_part_with_ept() {
         BROADWELL,
         SKYLAKE_SERVER,
         ICELAKE_SERVER,
+        ALDERLAKE,
         SAPPHIRERAPIDS,
     ] {
         let caps = caps.shown(Features::all());
@@ -47,7 +48,7 @@ fn a_control_that_must_be_1_can_be_1_and_models_deny_what_the_engine_lacks() {
     for model in MODELS {
         let Some(part) = model.vmx else { continue };
         let shown = part.shown(Features::all());
-        for row in shown.msrs(Features::all()) {
+        for row in shown.registers(Features::all()) {
             if matches!(row.msr, 0x481..=0x484 | 0x48b | 0x48d..=0x490) {
                 let (must, can) = (row.reset as u32, (row.reset >> 32) as u32);
                 assert_eq!(must & !can, 0, "{} {}", model.name, row.name);
@@ -76,17 +77,31 @@ fn parts_differ_as_their_generations_do() {
 
 // covers: vmx/toggle
 #[test]
-fn the_toggle_shows_vmx_and_a_part_without_it_refuses() {
+fn a_part_shows_its_vmx_and_a_toggle_hides_it() {
     use crate::model::{HASWELL as PART, NETBURST};
     use crate::msr::IA32_FEATURE_CONTROL;
-    assert!(!PART.features().vmx() && PART.msr(0x480).is_none(), "hidden by default");
-    let model = PART.with_toggles("+vmx").unwrap();
-    assert_eq!(model.cpuid(1, 0)[2] >> 5 & 1, 1);
-    assert_eq!(model.msr(IA32_FEATURE_CONTROL).unwrap().reset, 5, "locked, with VMX on");
-    let secondary = model.msr(0x48b).unwrap().reset >> 32;
+    let hidden = PART.with_toggles("-vmx").unwrap();
+    assert!(!hidden.features().vmx() && (0x480..0x492).all(|msr| hidden.msr(msr).is_none()));
+    assert_eq!(
+        hidden.msr(IA32_FEATURE_CONTROL).unwrap().reset,
+        1,
+        "locked, with VMX off"
+    );
+    for model in MODELS.iter().filter(|model| model.vmx.is_some()) {
+        assert_eq!(model.cpuid(1, 0)[2] >> 5 & 1, 1, "{}", model.name);
+        let control = model.msr(IA32_FEATURE_CONTROL).unwrap();
+        assert_eq!(control.reset, 5, "{}: locked, with VMX on", model.name);
+        // What the tables have is what a model has that is built while the program runs.
+        let built = model.with_toggles("+vmx").unwrap();
+        for msr in 0x480..0x492 {
+            let reset = |model: &CpuModel| model.msr(msr).map(|row| (row.reset, row.name));
+            assert_eq!(reset(model), reset(built), "{} {msr:x}", model.name);
+        }
+    }
+    let secondary = PART.msr(0x48b).unwrap().reset >> 32;
     assert_ne!(secondary & u64::from(Secondary::EPT.0), 0);
     assert_ne!(secondary & u64::from(Secondary::X2APIC.0), 0);
-    assert_eq!(secondary & u64::from(Secondary::USER_WAIT.0), 0, "the engine has none");
+    assert_eq!(secondary & u64::from(Secondary::USER_WAIT.0), 0, "the part has none");
     let error = NETBURST.with_toggles("+vmx").unwrap_err();
     assert_eq!(
         std::string::ToString::to_string(&error),

@@ -15,6 +15,7 @@ use super::controls::{Entry, Exit, Pin, Primary, Secondary};
 use super::fields::{Field, Vmcs};
 use super::{InstructionError, VmxCaps};
 use crate::cpuid::Features;
+use crate::pt::PtCaps;
 
 /// What of the processor the rules depend on.
 pub struct Processor<'a> {
@@ -32,6 +33,12 @@ pub struct Processor<'a> {
     pub debugctl: u64,
     /// Bits that IA32_PERF_GLOBAL_CTRL can hold.
     pub perf_global_ctrl: u64,
+    /// What its Intel PT can do, if it has any.
+    pub pt: Option<&'a PtCaps>,
+    /// Intel PT is on: IA32_RTIT_CTL.TraceEn.
+    pub tracing: bool,
+    /// Bits that IA32_LBR_CTL can hold.
+    pub lbr_ctl: u64,
     /// Reads eight bytes of physical memory.
     pub read: &'a dyn Fn(u64) -> u64,
 }

@@ -32,6 +32,11 @@ fn memory(at: u64) -> u64 {
 
 /// Sapphire Rapids as the manual has it, whatever the engine executes of it.
 fn on<T>(long_mode: bool, f: impl FnOnce(&Processor<'_>) -> T) -> T {
+    traced(long_mode, false, f)
+}
+
+/// The same with Intel PT on.
+fn traced<T>(long_mode: bool, tracing: bool, f: impl FnOnce(&Processor<'_>) -> T) -> T {
     f(&Processor {
         caps: &caps::SAPPHIRERAPIDS,
         features: Features::all(),
@@ -40,6 +45,9 @@ fn on<T>(long_mode: bool, f: impl FnOnce(&Processor<'_>) -> T) -> T {
         long_mode,
         debugctl: 0xffc3,
         perf_global_ctrl: 0xf_0000_00ff,
+        pt: crate::model::SAPPHIRERAPIDS.units.pt.as_ref(),
+        tracing,
+        lbr_ctl: 0x7f_000f,
         read: &memory,
     })
 }
@@ -246,6 +254,10 @@ fn rows() -> Vec<(Vec<(Field, u64)>, &'static str)> {
             "virtualization-exception information address",
         ),
         (with_secondary(Secondary::TSC_SCALING, &[]), "TSC multiplier"),
+        (
+            with_secondary(EPT | Secondary::PT_GUEST_PHYSICAL, &[EPTP]),
+            "Intel PT with guest-physical addresses needs EPT, and IA32_RTIT_CTL loaded by VM entries and cleared by VM exits",
+        ),
         (f(Field::EXIT_CONTROLS, 0), "reserved bits of the VM-exit controls"),
         (exit(1 << 22, &[]), "saving of the preemption timer needs the timer"),
         (
@@ -379,6 +391,14 @@ fn rows() -> Vec<(Vec<(Field, u64)>, &'static str)> {
         (
             entry(1 << 15, &[(Field::GUEST_EFER, 0x400)]),
             "IA32_EFER: reserved bits, LMA as the VM-entry control, and with paging LME as LMA",
+        ),
+        (
+            entry(1 << 18, &[(Field::GUEST_RTIT_CTL, 1 << 63)]),
+            "reserved bits of IA32_RTIT_CTL",
+        ),
+        (
+            entry(1 << 21, &[(Field::GUEST_LBR_CTL, 1 << 4)]),
+            "reserved bits of IA32_LBR_CTL",
         ),
         (entry(1 << 22, &[(Field::GUEST_PKRS, 1 << 32)]), "reserved bits of PKRS"),
         (f(Field::GUEST_TR, 4), "TR is in the GDT"),
@@ -561,6 +581,12 @@ fn each_rule_is_broken_by_its_row_and_no_rule_before_it_is() {
         assert_eq!(rule.map(|rule| rule.name), Some(name), "{changes:x?}");
         seen.insert(name);
     }
+    let mut tracing = good();
+    tracing.set(Field::ENTRY_CONTROLS, (ENTRIES | 1 << 18).into());
+    let rule = traced(true, true, |p| first_broken(CONTROLS, &tracing, p)).map(|rule| rule.name);
+    assert_eq!(rule, Some("IA32_RTIT_CTL is not loaded while Intel PT is on"));
+    assert!(traced(true, false, |p| first_broken(CONTROLS, &tracing, p)).is_none());
+    seen.extend(rule);
     for rule in [CONTROLS, HOST, GUEST].into_iter().flatten() {
         assert!(
             seen.contains(rule.name) || BEHIND_OTHERS.contains(&rule.name),

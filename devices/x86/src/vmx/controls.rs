@@ -132,6 +132,7 @@ controls! {
         22 SAVE_PREEMPTION_TIMER "Save VMX-preemption timer value";
         24 CONCEAL_FROM_PT "Conceal VMX from PT";
         25 CLEAR_RTIT_CTL "Clear IA32_RTIT_CTL";
+        26 CLEAR_LBR_CTL "Clear IA32_LBR_CTL";
         29 LOAD_PKRS "Load PKRS";
     }
 }
@@ -148,6 +149,7 @@ controls! {
         15 LOAD_EFER "Load IA32_EFER";
         17 CONCEAL_FROM_PT "Conceal VMX from PT";
         18 LOAD_RTIT_CTL "Load IA32_RTIT_CTL";
+        21 LOAD_LBR_CTL "Load guest IA32_LBR_CTL";
         22 LOAD_PKRS "Load PKRS";
     }
 }

@@ -94,6 +94,8 @@ pub mod qualification {
     pub const FINAL: u64 = 1 << 8;
     /// NMI unblocking due to IRET.
     pub const NMI_UNBLOCKING: u64 = 1 << 12;
+    /// The access was asynchronous to instructions: Intel PT's.
+    pub const ASYNCHRONOUS: u64 = 1 << 16;
 }
 
 /// Why a guest-physical address has no translation.

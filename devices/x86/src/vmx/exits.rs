@@ -93,6 +93,8 @@ numbers! {
         62 PageModificationLogFull "Page-modification log full";
         63 Xsaves "XSAVES";
         64 Xrstors "XRSTORS";
+        67 Umwait "UMWAIT";
+        68 Tpause "TPAUSE";
     }
 }
 

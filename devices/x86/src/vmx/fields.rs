@@ -125,7 +125,8 @@ fields! {
     0x280C GUEST_PDPTE1 secondary(Secondary::EPT), "Guest PDPTE1";
     0x280E GUEST_PDPTE2 secondary(Secondary::EPT), "Guest PDPTE2";
     0x2810 GUEST_PDPTE3 secondary(Secondary::EPT), "Guest PDPTE3";
-    0x2814 GUEST_RTIT_CTL Needs::Entry(Entry::LOAD_RTIT_CTL), "Guest IA32_RTIT_CTL";
+    0x2814 GUEST_RTIT_CTL Needs::Either(Exit::CLEAR_RTIT_CTL, Entry::LOAD_RTIT_CTL), "Guest IA32_RTIT_CTL";
+    0x2816 GUEST_LBR_CTL Needs::Either(Exit::CLEAR_LBR_CTL, Entry::LOAD_LBR_CTL), "Guest IA32_LBR_CTL";
     0x2818 GUEST_PKRS Needs::Entry(Entry::LOAD_PKRS), "Guest IA32_PKRS";
     0x2C00 HOST_PAT Needs::Exit(Exit::LOAD_PAT), "Host IA32_PAT";
     0x2C02 HOST_EFER Needs::Exit(Exit::LOAD_EFER), "Host IA32_EFER";
@@ -295,7 +296,7 @@ impl Field {
 
 impl FieldRow {
     /// The part has the field.
-    pub fn exists(&self, caps: &VmxCaps) -> bool {
+    pub const fn exists(&self, caps: &VmxCaps) -> bool {
         match self.needs {
             Needs::Nothing => true,
             Needs::Pin(control) => caps.pin.contains(control),

@@ -4,6 +4,7 @@
 use iced_x86::{Code, Mnemonic as M, Register};
 use x86::cr::{Cr0, Cr3, Cr4};
 use x86::debug::{Dr6, Dr7};
+use x86::vmx::controls::Secondary;
 use x86::watch::{Change, Far, Flow};
 
 use crate::cpu::{Activity, CS, Cpu, DS, ES, Event, FS, GS, Source, TimedWait, mode, slot};
@@ -452,10 +453,15 @@ fn monitor(c: &mut Cpu, o: &Op, user: bool) -> Done {
     c.arm(linear, user)
 }
 
-/// UMONITOR, UMWAIT and TPAUSE are #UD in VMX non-root operation without "enable user wait and pause", which no VMM can set here. SDM Vol.
-/// 3C 26.3 "Changes to Instruction Behavior in VMX Non-Root Operation".
+/// UMONITOR, UMWAIT and TPAUSE are #UD in VMX non-root operation without "enable user wait and pause". SDM Vol. 3C 26.3 "Changes to
+/// Instruction Behavior in VMX Non-Root Operation".
 fn user_wait_allowed(c: &mut Cpu) -> Done {
-    if c.non_root() { Err(c.ud()) } else { Ok(()) }
+    if c.guest()
+        .is_some_and(|guest| !guest.secondary.contains(Secondary::USER_WAIT))
+    {
+        return Err(c.ud());
+    }
+    Ok(())
 }
 
 /// SDM Vol. 2B "TPAUSE—Timed PAUSE", "UMWAIT—User Level Monitor Wait". Both states, C0.1 and C0.2, are the same here: nothing runs until
@@ -477,8 +483,12 @@ fn user_wait(c: &mut Cpu, o: &Op) -> Done<Go> {
     let now = c.now(o);
     let (tsc, limit) = (c.bus().tsc(now), c.bus().user_wait_control() & 0xFFFF_FFFC);
     let own = c.get::<4>(slot::RAX) | c.get::<4>(slot::RDX) << 32;
-    let limited = limit != 0 && tsc.saturating_add(limit) < own;
-    let deadline = if limited { tsc.saturating_add(limit) } else { own };
+    // What RDTSC gives is what EDX:EAX is compared with; of that difference or the limit a guest's scaling makes the delay (SDM Vol. 3C
+    // 26.3).
+    let delay = own.saturating_sub(c.guest().map_or(tsc, |guest| guest.tsc(tsc)));
+    let limited = limit != 0 && limit < delay;
+    let delay = if limited { limit } else { delay };
+    let deadline = tsc.saturating_add(c.guest().map_or(delay, |guest| guest.ticks(delay)));
     // CF is set when the limit has passed; the others are 0.
     c.nf = 0;
     if armed && tsc < deadline {

@@ -1,5 +1,7 @@
 //! VM entries (SDM Vol. 3C chapter 27 "VM Entries").
 
+use x86::lbr::ArchLbrLeaf;
+use x86::msr::IA32_RTIT_CTL;
 use x86::vmx::caps::TIMER_RATE;
 use x86::vmx::check::{self, Processor};
 use x86::vmx::controls::{Entry, Pin, Secondary};
@@ -62,6 +64,7 @@ impl Guest {
             },
             timer: None,
             monitor_trap: false,
+            trace_fault: None,
             virtual_nmi_blocked: false,
             injected: None,
         }
@@ -78,11 +81,19 @@ impl Cpu {
         let debugctl = units
             .debugctl
             .map_or(0, |caps| caps.writable_with(features) | caps.ignored);
+        let lbr_ctl = match features.arch_lbr() {
+            true => {
+                let regs = self.model.cpuid(0x1c, 0);
+                ArchLbrLeaf { regs }.control()
+            }
+            false => 0,
+        };
         // The counters, and EN_PERF_METRICS.
         let perf_global_ctrl = units.pmu.map_or(0, |caps| {
             let metrics = caps.capabilities.unwrap_or(0) & x86::pmu::capabilities::METRICS != 0;
             (1u64 << caps.general) - 1 | ((1u64 << caps.fixed) - 1) << 32 | u64::from(metrics) << 48
         });
+        let tracing = features.intel_pt() && self.msr_now(IA32_RTIT_CTL).is_some_and(|control| control & 1 != 0);
         let shared = self.shared();
         Some(f(&Processor {
             caps: &caps,
@@ -92,6 +103,9 @@ impl Cpu {
             long_mode,
             debugctl,
             perf_global_ctrl,
+            pt: units.pt.as_ref(),
+            tracing,
+            lbr_ctl,
             read: &|at| shared.ram.read_phys(at, 8),
         }))
     }
@@ -138,6 +152,7 @@ impl Engine {
             vmx.guest = Some(guest);
         }
         cpu.load_guest(&v);
+        cpu.load_guest_units(&v);
         let (list, count) = (v.get(Field::ENTRY_MSR_LOAD), v.get(Field::ENTRY_MSR_LOAD_COUNT));
         if let Err(entry) = cpu.load_msrs(list, count) {
             self.fail_entry(cpu, at, &mut v, ExitReason::MsrLoading, entry);

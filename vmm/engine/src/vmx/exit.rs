@@ -99,6 +99,8 @@ impl Engine {
     }
 
     fn load_host_state(&mut self, cpu: &mut Cpu, at: u64, v: &Vmcs) {
+        // The last packets of a guest's trace go where the guest's are.
+        cpu.clear_units(v);
         // An entry that fails has left the host, and has not got as far as the guest.
         if cpu.tlb.tag() == cpu.vmx_tag() {
             cpu.leave_world();

@@ -85,6 +85,7 @@ fn plain(c: &mut Cpu, o: &Op) -> Done {
         R::Xsaves | R::Xrstors => c.cpl != 0 || !c.cr4.osxsave(),
         R::Xsetbv => c.cpl != 0 || !c.cr4.osxsave(),
         R::Rdtsc | R::Rdtscp => c.cr4.tsd() && c.cpl != 0,
+        R::Umwait | R::Tpause => c.cr4.tsd() && c.cpl != 0 || c.get::<4>(o.src) & !1 != 0,
         R::Rdpmc => !c.cr4.pce() && c.cpl != 0 && c.cr0.pe(),
         R::GdtrOrIdtr => c.cpl != 0 && (o.disp >> 29 & 1 != 0 || c.cr4.umip()),
         R::LdtrOrTr => !c.protected() || c.cpl != 0 && (o.disp >> 29 & 1 != 0 || c.cr4.umip()),
@@ -94,6 +95,7 @@ fn plain(c: &mut Cpu, o: &Op) -> Done {
         R::Rdtscp => second.contains(Secondary::RDTSCP),
         R::Invpcid => second.contains(Secondary::INVPCID),
         R::Xsaves | R::Xrstors => second.contains(Secondary::XSAVES),
+        R::Umwait | R::Tpause => second.contains(Secondary::USER_WAIT),
         R::MovDr => !(c.cr4.de() && matches!(o.imm & 7, 4 | 5)),
         _ => true,
     };
@@ -107,7 +109,7 @@ fn plain(c: &mut Cpu, o: &Op) -> Done {
         R::Cpuid | R::Invd | R::Xsetbv => true,
         R::Hlt => first.contains(Primary::HLT),
         R::Rdpmc => first.contains(Primary::RDPMC),
-        R::Rdtsc | R::Rdtscp => first.contains(Primary::RDTSC),
+        R::Rdtsc | R::Rdtscp | R::Umwait | R::Tpause => first.contains(Primary::RDTSC),
         R::Mwait => first.contains(Primary::MWAIT),
         R::Monitor => first.contains(Primary::MONITOR),
         R::Pause => {
@@ -343,6 +345,15 @@ pub(crate) fn lower(l: &mut Lower) {
                 if mnemonic == M::Rdrand { R::Rdrand } else { R::Rdseed },
                 (register, 0, false),
             )
+        }
+        M::Umwait | M::Tpause => {
+            let reason = if mnemonic == M::Umwait { R::Umwait } else { R::Tpause };
+            let information = number(l.i.op_register(0)) << 3 | 1 << 11;
+            let src = l.reg(0);
+            l.emit(chain::<Plain>(), |o| {
+                (o.aux, o.src, o.disp) = (reason as u16, src, information as i32);
+            });
+            return;
         }
         M::Invpcid => (R::Invpcid, operand(l, 0)),
         M::Xsaves | M::Xsaves64 => (R::Xsaves, operand(l, 0)),

@@ -20,6 +20,7 @@ mod exit;
 mod instructions;
 pub(crate) mod intercept;
 pub(crate) mod nested;
+mod trace;
 mod transfer;
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,8 @@ use crate::tlb::VmxTag;
 use x86::rflags::flag as rf;
 
 pub use apic::{ApicExit, VirtualApic};
+pub use trace::TraceFault;
+
 pub(crate) use exit::Delivered;
 pub(crate) use instructions::lower;
 
@@ -108,6 +111,8 @@ pub struct Guest {
     pub timer: Option<u64>,
     /// A VM exit by the monitor trap flag is pending.
     pub monitor_trap: bool,
+    /// Intel PT could not reach a page.
+    pub trace_fault: Option<TraceFault>,
     /// Virtual NMIs are blocked.
     pub virtual_nmi_blocked: bool,
     /// The event that VM entry injects, before the first instruction: information, error code, instruction length.
@@ -246,8 +251,18 @@ impl Guest {
         real & !self.cr4_mask | self.cr4_shadow & self.cr4_mask
     }
 
+    /// How many ticks of the real time-stamp counter so many of the guest's take.
+    pub(crate) fn ticks(&self, guest: u64) -> u64 {
+        let scaled = self.primary.contains(Primary::TSC_OFFSETTING) && self.secondary.contains(Secondary::TSC_SCALING);
+        let multiplier = u128::from(self.tsc_multiplier);
+        if !scaled || multiplier == 0 {
+            return guest;
+        }
+        u64::try_from((u128::from(guest) << 48) / multiplier).unwrap_or(u64::MAX)
+    }
+
     /// The time-stamp counter as the guest reads it. SDM Vol. 3C 26.3 "Changes to Instruction Behavior in VMX Non-Root Operation".
-    fn tsc(&self, real: u64) -> u64 {
+    pub(crate) fn tsc(&self, real: u64) -> u64 {
         if !self.primary.contains(Primary::TSC_OFFSETTING) {
             return real;
         }
@@ -405,6 +420,14 @@ impl Cpu {
                 return Some(ExitInformation::new(ExitReason::ApicWrite).qualified(offset.into()));
             }
         }
+        if guest.trace_fault.is_some() {
+            match self.trace_exit() {
+                Some(exit) => return Some(exit),
+                // What was missing has come, or what was misconfigured is not any more.
+                None => self.guest_mut()?.trace_fault = None,
+            }
+        }
+        let guest = self.guest()?;
         if guest.monitor_trap {
             return Some(ExitInformation::new(ExitReason::MonitorTrap));
         }

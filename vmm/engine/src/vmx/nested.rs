@@ -189,9 +189,17 @@ impl Cpu {
     /// The VM exit that a guest-physical address causes. `linear` is the address that was translated, where there is one.
     #[cold]
     pub(crate) fn nested_exit(&mut self, fault: NestedFault, linear: Option<u64>) -> Stop {
+        match self.nested_information(fault, linear) {
+            Some(exit) => self.vm_exit(exit),
+            None => self.apic_access_exit(0, apic_access::PHYSICAL, 0),
+        }
+    }
+
+    /// What that VM exit tells; `None`: it is an APIC access.
+    pub(super) fn nested_information(&self, fault: NestedFault, linear: Option<u64>) -> Option<ExitInformation> {
         let refused = match fault.fault {
             Refusal::Ept(refused) => refused,
-            Refusal::ApicAccess => return self.apic_access_exit(0, apic_access::PHYSICAL, 0),
+            Refusal::ApicAccess => return None,
         };
         let reason = match refused {
             EptFault::Violation { .. } => ExitReason::EptViolation,
@@ -212,7 +220,7 @@ impl Cpu {
             exit.linear = linear.unwrap_or(0);
             exit.convertible = convertible;
         }
-        self.vm_exit(exit)
+        Some(exit)
     }
 
     /// The virtualization exception that an EPT violation becomes, whose information is in memory then; `None`: it causes a VM exit. SDM

@@ -2,7 +2,10 @@
 //! State").
 
 use x86::cr::{Cr0, Cr4, Efer};
-use x86::msr::{IA32_DEBUGCTL, IA32_FS_BASE, IA32_GS_BASE, IA32_PAT, IA32_PERF_GLOBAL_CTRL, IA32_X2APIC_BASE};
+use x86::msr::{
+    IA32_DEBUGCTL, IA32_FS_BASE, IA32_GS_BASE, IA32_LBR_CTL, IA32_PAT, IA32_PERF_GLOBAL_CTRL, IA32_RTIT_CTL,
+    IA32_X2APIC_BASE,
+};
 use x86::rflags::flag as rf;
 use x86::vmx::controls::{Entry, Exit, Pin, Secondary};
 use x86::vmx::exits::{Interruptibility, activity};
@@ -71,7 +74,7 @@ fn host_segment(selector: u64, base: u64) -> Segment {
 
 impl Cpu {
     /// RDMSR between two instructions.
-    fn msr_now(&mut self, msr: u32) -> Option<u64> {
+    pub(super) fn msr_now(&mut self, msr: u32) -> Option<u64> {
         match self.held_msr(msr) {
             Some(value) => Some(value),
             None => self.read_unit(msr).ok(),
@@ -120,6 +123,17 @@ impl Cpu {
         if exit.contains(Exit::SAVE_PAT) {
             let value = self.msr_now(IA32_PAT).unwrap_or(0);
             v.set(Field::GUEST_PAT, value);
+        }
+        // Where either control of such a register can be 1 it is saved, whatever they are.
+        let supported = self.vmx_caps.map_or(Exit::NONE, |caps| caps.exit);
+        for (control, msr, field) in [
+            (Exit::CLEAR_RTIT_CTL, IA32_RTIT_CTL, Field::GUEST_RTIT_CTL),
+            (Exit::CLEAR_LBR_CTL, IA32_LBR_CTL, Field::GUEST_LBR_CTL),
+        ] {
+            if supported.contains(control) {
+                let value = self.msr_now(msr).unwrap_or(0);
+                v.set(field, value);
+            }
         }
         if exit.contains(Exit::SAVE_EFER) {
             v.set(Field::GUEST_EFER, self.efer.into_bits());
@@ -355,6 +369,29 @@ impl Cpu {
         self.activity = Activity::Running;
         self.monitor.line = None;
         self.watched.pending = 0;
+    }
+
+    /// Loads the registers of units that a VM entry may have in the guest-state area. SDM Vol. 3C 27.3.2.1 "Loading Guest Control Registers,
+    /// Debug Registers, and MSRs".
+    pub(super) fn load_guest_units(&mut self, v: &Vmcs) {
+        let entry = v.entry_controls();
+        if entry.contains(Entry::LOAD_LBR_CTL) {
+            self.load_msr_now(IA32_LBR_CTL, v.get(Field::GUEST_LBR_CTL));
+        }
+        if entry.contains(Entry::LOAD_RTIT_CTL) {
+            self.load_msr_now(IA32_RTIT_CTL, v.get(Field::GUEST_RTIT_CTL));
+        }
+    }
+
+    /// Clears those that a VM exit may clear. SDM Vol. 3C 28.5.1 "Loading Host Control Registers, Debug Registers, MSRs".
+    pub(super) fn clear_units(&mut self, v: &Vmcs) {
+        let exit = v.exit_controls();
+        if exit.contains(Exit::CLEAR_LBR_CTL) {
+            self.load_msr_now(IA32_LBR_CTL, 0);
+        }
+        if exit.contains(Exit::CLEAR_RTIT_CTL) {
+            self.load_msr_now(IA32_RTIT_CTL, 0);
+        }
     }
 
     /// Loads MSRs from a list. SDM Vol. 3C 27.4 "Loading MSRs", 28.6 "Loading MSRs". Errors: the number of the entry, from 1.

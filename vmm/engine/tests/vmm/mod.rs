@@ -1,8 +1,6 @@
 //! A VMM of a few instructions that makes a VMCS by VMWRITE from a table, enters a guest, and reads by VMREAD what the VM exit left.
 #![allow(dead_code)] // Not every test uses every verb.
 
-use std::sync::OnceLock;
-
 use crate::rig::{CODE, Rig, STACK};
 use engine::bus::{Bus, MsrFault, Processor};
 use engine::{Activity, CpuState, Exit};
@@ -110,8 +108,7 @@ impl Bus for Platform {
 }
 
 pub fn model() -> &'static CpuModel {
-    static MODEL: OnceLock<&CpuModel> = OnceLock::new();
-    MODEL.get_or_init(|| WESTMERE.with_toggles("+vmx").unwrap())
+    &WESTMERE
 }
 
 pub type Code = fn(&mut CodeAssembler) -> Result<(), IcedError>;

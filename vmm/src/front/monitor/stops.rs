@@ -53,7 +53,7 @@ fn exit_name(reason: u16) -> String {
 fn catch_exits(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     if scene.controls.run.machine().model().shown_vmx().is_none() {
         return Err(MonitorError::Impossible(
-            "this CPU model shows no VMX: `--cpu-model MODEL,+vmx` makes it",
+            "this CPU model shows no VMX: core2 and all later models do, unless `-vmx` takes it away",
         ));
     }
     let debugger = scene.controls.run.debugger();

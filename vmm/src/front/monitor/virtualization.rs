@@ -13,7 +13,7 @@ pub fn vmcs(scene: &mut Scene<'_, '_>, arguments: &[&str]) -> Answer {
     let model = scene.controls.run.machine().model();
     let Some(caps) = model.shown_vmx() else {
         return Err(MonitorError::Impossible(
-            "this CPU model shows no VMX: `--cpu-model MODEL,+vmx` makes it",
+            "this CPU model shows no VMX: core2 and all later models do, unless `-vmx` takes it away",
         ));
     };
     let wanted = arguments.join(" ").to_lowercase();

@@ -100,6 +100,11 @@ pub const CONTROLS: &[Rule] = rules! {
     "27.2.1.1" "TSC multiplier" =>
         |v, _| v.secondary().contains(Secondary::TSC_SCALING) && v.get(Field::TSC_MULTIPLIER) == 0;
 
+    "27.2.1.1" "Intel PT with guest-physical addresses needs EPT, and IA32_RTIT_CTL loaded by VM entries and cleared by VM exits" =>
+        |v, _| v.secondary().contains(Secondary::PT_GUEST_PHYSICAL)
+            && !(v.secondary().contains(Secondary::EPT)
+                && v.entry_controls().contains(Entry::LOAD_RTIT_CTL)
+                && v.exit_controls().contains(Exit::CLEAR_RTIT_CTL));
     // 27.2.1.2 "VM-Exit Control Fields".
     "27.2.1.2" "reserved bits of the VM-exit controls" =>
         |v, p| Processor::reserved(v.exit_controls().0, p.caps.must_be_1().2, p.caps.exit.0);
@@ -113,6 +118,8 @@ pub const CONTROLS: &[Rule] = rules! {
     // 27.2.1.3 "VM-Entry Control Fields".
     "27.2.1.3" "reserved bits of the VM-entry controls" =>
         |v, p| Processor::reserved(v.entry_controls().0, p.caps.must_be_1().3, p.caps.entry.0);
+    "27.2.1.3" "IA32_RTIT_CTL is not loaded while Intel PT is on" =>
+        |v, p| p.tracing && v.entry_controls().contains(Entry::LOAD_RTIT_CTL);
     "27.2.1.3" "type of the injected event" =>
         |v, p| injected(v).valid()
             && (injected(v).kind() == 1

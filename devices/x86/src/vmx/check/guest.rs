@@ -1,6 +1,7 @@
 //! SDM Vol. 3C 27.3.1 "Checks on the Guest State Area".
 
 use super::{Processor, Rule, rules};
+use crate::pt::RtitCtl;
 use crate::vmx::caps::{CR0_FIXED0, CR0_FIXED1, CR4_FIXED0, REVISION, cr4_fixed1};
 use crate::vmx::controls::{Entry, Pin, Secondary};
 use crate::vmx::exits::{Interruptibility, Interruption, activity, failure};
@@ -170,6 +171,11 @@ pub const GUEST: &[Rule] = rules! {
             v.entry_controls().contains(Entry::LOAD_EFER)
                 && (p.bad_efer(efer) || lma != wide(v) || cr0(v) & PG != 0 && lma != lme)
         };
+    "27.3.1.1" "reserved bits of IA32_RTIT_CTL" =>
+        |v, p| v.entry_controls().contains(Entry::LOAD_RTIT_CTL)
+            && p.pt.is_none_or(|caps| RtitCtl::accept(v.get(Field::GUEST_RTIT_CTL), caps).is_err());
+    "27.3.1.1" "reserved bits of IA32_LBR_CTL" =>
+        |v, p| v.entry_controls().contains(Entry::LOAD_LBR_CTL) && v.get(Field::GUEST_LBR_CTL) & !p.lbr_ctl != 0;
     "27.3.1.1" "reserved bits of PKRS" =>
         |v, _| v.entry_controls().contains(Entry::LOAD_PKRS) && v.get(Field::GUEST_PKRS) >> 32 != 0;
 
