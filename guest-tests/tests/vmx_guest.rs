@@ -100,10 +100,39 @@ fn the_guest_tests_of_vmx_pass_on_every_generation() {
         "broadwell",
         "skylake-server",
         "icelake-server",
+        "alderlake",
         "sapphirerapids",
     ]);
     let outcome = run(&mut command, Duration::from_secs(600)).must_end_with(0);
     assert!(outcome.console.contains(" 0 failed"), "{}", outcome.console);
+}
+
+/// What came with later parts is there on those, and not before.
+// covers: vmx/pt-guest-physical, vmx/lbr-switch, vmx/user-wait
+#[test]
+fn later_parts_run_the_guest_tests_of_what_they_have() {
+    for (model, trace, others) in [
+        ("skylake-server", false, false),
+        ("icelake-server", true, false),
+        ("alderlake", true, true),
+        ("sapphirerapids", true, true),
+    ] {
+        let mut command = std::process::Command::new(guest_tests::minivmm());
+        command.args(["--cpu-model", model, "--cpus", "2", "--max-instructions", "2000000000"]);
+        let outcome = run(command.arg("--kernel").arg(bare::vmx()), Duration::from_secs(120));
+        let said = &outcome.console;
+        for (test, runs) in [
+            ("trace_of_the_guest_alone", trace),
+            ("architectural_last_branches_of_the_guest_alone", others),
+            ("user_wait", others),
+        ] {
+            let line = said.lines().find(|line| line.contains(test)).unwrap_or_default();
+            assert!(
+                line.starts_with("ok ") && line.contains("SKIP") != runs,
+                "{model}: {said}"
+            );
+        }
+    }
 }
 
 /// On the models of the matrix those tests of it that need VMX are skipped.

@@ -38,6 +38,11 @@ fn a_guest_gets_what_model_host_and_units_have() {
             .all(|(f, _)| *f != TscDeadline)
     );
     assert!(!features.ds() && !features.pdcm());
+    assert!(
+        !features.vmx() && model.msr(0x480).is_none(),
+        "of the software engine alone"
+    );
+    assert!(narrow(&HASWELL, None, &absent, None, None).unwrap().features().vmx());
     assert_eq!(model.units.pmu.is_some() as u32 + model.cpuid(0xa, 0)[0], 0);
     assert_eq!((model.units.debugctl, model.units.lbr), (None, None));
     assert_eq!(model.tsc_khz, 2_300_000);

@@ -1,7 +1,7 @@
 //! Tests of what a machine is refused for.
 
 use super::*;
-use crate::config::VectorChoice;
+use crate::config::{EngineChoice, VectorChoice};
 use ::engine::Vectors;
 use x86::model::{HASWELL, WESTMERE};
 
@@ -31,4 +31,23 @@ fn a_model_is_not_refused_for_vector_instructions_that_the_host_lacks() {
         let text = format!("{choice:?} on {host:?}");
         assert_eq!(engine::vectors(choice, &HASWELL, host), vectors, "{text}");
     }
+}
+
+// covers: vmx/kvm
+#[test]
+fn who_asks_for_vmx_gets_the_software_engine() {
+    let config = |model, engine| MachineConfig {
+        model,
+        engine,
+        ..MachineConfig::new("kernel")
+    };
+    let asked = HASWELL.with_toggles("+vmx").unwrap();
+    assert!(engine::choose(&config(asked, EngineChoice::Auto)).unwrap().is_none());
+    let error = engine::choose(&config(asked, EngineChoice::Kvm))
+        .err()
+        .map(|error| error.to_string());
+    let says = "--engine kvm: --cpu-model +vmx shows the guest VMX, which guests of KVM do not get here: leave it out, or use --engine soft";
+    assert_eq!(error.as_deref(), Some(says));
+    // Who does not ask gets a guest of KVM without it.
+    assert!(engine::needs_soft(&config(&HASWELL, EngineChoice::Kvm)).is_none());
 }

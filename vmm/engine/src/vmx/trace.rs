@@ -1,5 +1,5 @@
-//! Intel PT with guest-physical addresses: its tables and its output are where EPT has them (SDM Vol. 3C 26.5.4 "Intel PT Uses Guest Physical
-//! Addresses").
+//! Intel PT with guest-physical addresses: its tables and its output are where EPT has them (SDM Vol. 3C 26.5.4 "Translation of
+//! Guest-Physical Addresses Used by Intel Processor Trace").
 //!
 //! An address that EPT does not translate as it must is a VM exit that is asynchronous to the guest's instructions, before the next of them. The
 //! unit holds what it has for that address, and tries again with its next packets.

@@ -72,5 +72,5 @@ fn halves_ask_for_no_more_than_sse2() {
             }
         }
     }
-    assert!(made * 2 > all, "{made} of {all}");
+    assert!(made > 500, "{made} of {all}");
 }
