@@ -361,8 +361,7 @@ const GUESTS: &[&str] = &[
     "smp",
 ];
 
-/// Those that need a feature that no model shows by default: they are in a folder of their own, since of the models that all others run on none
-/// would run them.
+/// Those that run on some parts alone and with CPUs of their own number: they are in a folder of their own.
 const APART: &[&str] = &["vmx"];
 
 /// Those whose tests are the 32-bit monitor's.

@@ -50,20 +50,13 @@ fn a_hang_is_told_with_its_symbol() {
     );
 }
 
-/// These need VMX, which no model of the matrix shows: `vmx_guest` has them pass.
-const WITH_VMX: [&str; 3] = [
-    "smm/a_vmx_guest_is_interrupted_without_a_vm_exit",
-    "smm/the_preemption_timer_counts_in_smm",
-    "smm/vmx_root_operation_is_left_and_entered",
-];
-
 /// A test is skipped where the model lacks what it needs, and nowhere else: each runs on some model.
 // covers: linux-guest/needs
 #[test]
 fn every_test_runs_somewhere() {
     let text = std::fs::read_to_string(expected()).unwrap();
     let never = Table::parse(&text).unwrap().never_passed();
-    assert_eq!(never, WITH_VMX);
+    assert!(never.is_empty(), "{never:?}");
 }
 
 const ANSWERS_0: &str = "answers 0 for registers that it has not, where the manual has #GP";

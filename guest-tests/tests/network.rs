@@ -282,7 +282,8 @@ fn a_command_reaches_the_host() {
 #[test]
 fn the_console_is_hvc0() {
     let folder = Folder::new("hvc");
-    let script = "sleep 1; echo 'what is your name?' >/dev/hvc0; read name </dev/hvc0; echo \"hello $name\" >/dev/hvc0";
+    // Open throughout: whoever closes a terminal last throws away what was typed meanwhile.
+    let script = "sleep 1; exec 3<>/dev/hvc0; echo 'what is your name?' >&3; read name <&3; echo \"hello $name\" >&3";
     for bus in ["mmio", "pci"] {
         let mut command = guest(&folder, script, &["--console", "hvc", "--bus", bus]);
         let mut running = start_with_input(&mut command, LIMIT);

@@ -43,7 +43,7 @@ use crate::{
 
 const MAGIC: &[u8; 16] = b"minivmm snapshot";
 /// The version of the form.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 1;
 /// Magic, version, lengths and hash.
 const HEAD: usize = 16 + 4 + 4 + 8 + 8 + 8;
 const PAGE: usize = 4096;
