@@ -232,7 +232,6 @@ pub(super) fn choose(config: &MachineConfig) -> Result<Option<Host>, Error> {
 pub(super) fn vectors(choice: Option<VectorChoice>, model: &CpuModel, host: Result<(), HostLacks>) -> Vectors {
     match (choice, host) {
         (None, Ok(())) => Vectors::Host,
-        (Some(choice @ (VectorChoice::Host | VectorChoice::Tables)), _) | (Some(choice), Ok(())) => choice.into(),
         (None | Some(VectorChoice::Portable), Err(lacks)) => {
             info!(
                 "--vector tables: {lacks}: vector instructions of the CPU model {} are computed by tables, with the same results and more \
@@ -241,6 +240,7 @@ pub(super) fn vectors(choice: Option<VectorChoice>, model: &CpuModel, host: Resu
             );
             Vectors::Tables
         }
+        (Some(choice), _) => choice.into(),
     }
 }
 

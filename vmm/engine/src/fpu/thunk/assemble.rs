@@ -3,7 +3,7 @@
 use super::forms::{self, Implicit};
 use super::kept;
 use super::recipe::{POINTERS, Recipe};
-use super::{Env, MemoryUse, NoThunk, Slot, Thunk, Traits};
+use super::{Entry, Env, MemoryUse, NoThunk, Slot, Thunk, Traits};
 use crate::fpu::state::{FpuState, mxcsr};
 use iced_x86::{
     Code, Encoder, EncodingKind, IcedError, Instruction, InstructionInfoFactory, MandatoryPrefix, MemoryOperand,
@@ -127,16 +127,8 @@ pub fn prepare(insn: &Instruction) -> Result<Thunk, NoThunk> {
         // Operand 2 is the immediate, so its pointer is free for the general registers.
         slots[2] = Slot::GPRS;
     }
-    let code = parts.assemble(&[renamed], traits)?;
-    let Parts { before, after, wide } = parts;
-    let recipe = Recipe {
-        before,
-        body: vec![renamed],
-        after,
-        wide,
-    };
     Ok(Thunk {
-        entry: kept::entry(&code, recipe)?,
+        entry: parts.keep(vec![renamed], traits)?,
         slots,
         memory,
         traits,
@@ -148,7 +140,12 @@ pub(super) fn instruction(made: Result<Instruction, IcedError>) -> Result<Instru
 }
 
 /// Loads a host register from where a pointer says: all of it, of EAX's family 64 bits.
-fn load(code: &mut Vec<Instruction>, vex: bool, register: Register, pointer: Register) -> Result<(), NoThunk> {
+pub(super) fn load(
+    code: &mut Vec<Instruction>,
+    vex: bool,
+    register: Register,
+    pointer: Register,
+) -> Result<(), NoThunk> {
     let at = MemoryOperand::with_base(pointer);
     let low = Register::XMM0 + register.number() as u32;
     let opcode = match (register, vex) {
@@ -172,7 +169,12 @@ fn load(code: &mut Vec<Instruction>, vex: bool, register: Register, pointer: Reg
 }
 
 /// The opposite of `load`; with VEX always both halves of a vector register.
-fn store(code: &mut Vec<Instruction>, vex: bool, register: Register, pointer: Register) -> Result<(), NoThunk> {
+pub(super) fn store(
+    code: &mut Vec<Instruction>,
+    vex: bool,
+    register: Register,
+    pointer: Register,
+) -> Result<(), NoThunk> {
     let at = MemoryOperand::with_base(pointer);
     let number = register.number() as u32;
     let vector = register.is_xmm() || register.is_ymm();
@@ -238,8 +240,21 @@ impl Parts {
         Ok(())
     }
 
+    /// Where a thunk of these parts is entered, with `body` for the instruction; it is kept with what it was made from.
+    pub fn keep(self, body: Vec<Instruction>, traits: Traits) -> Result<Entry, NoThunk> {
+        let code = self.assemble(&body, traits)?;
+        let Parts { before, after, wide } = self;
+        let recipe = Recipe {
+            before,
+            body,
+            after,
+            wide,
+        };
+        kept::entry(&code, recipe)
+    }
+
     /// The machine code, with `body` for the instruction.
-    pub fn assemble(&self, body: &[Instruction], traits: Traits) -> Result<Vec<u8>, NoThunk> {
+    fn assemble(&self, body: &[Instruction], traits: Traits) -> Result<Vec<u8>, NoThunk> {
         let env = |at: usize| MemoryOperand::with_base_displ(Register::R8, at as i64);
         let mut code = Vec::new();
         encode(&mut code, &self.before)?;

@@ -12,7 +12,7 @@ use iced_x86::{
 use super::assemble::{Parts, instruction};
 use super::evex_form::{EvexForm, Execution, Lanes};
 use super::evex_place::Place;
-use super::recipe::{POINTERS, Recipe};
+use super::recipe::POINTERS;
 use super::{Entry, MemoryUse, NoThunk, SimdException, Traits, call, forms, kept};
 use crate::Vectors;
 use crate::fpu::portable::{Table, Vector, complex};
@@ -540,15 +540,7 @@ pub(crate) fn prepare_evex(insn: &Instruction, address: u8, vectors: Vectors) ->
     let execution = if table {
         Execution::Table(Table::prepare(insn, traits)?)
     } else {
-        let code = parts.assemble(&[renamed], traits)?;
-        let Parts { before, after, wide } = parts;
-        let recipe = Recipe {
-            before,
-            body: vec![renamed],
-            after,
-            wide,
-        };
-        let entry = kept::entry(&code, recipe)? as usize;
+        let entry = parts.keep(vec![renamed], traits)? as usize;
         let half = insn.cpuid_features().contains(&CpuidFeature::AVX512_FP16);
         if half && traits.mxcsr && !traits.no_underflow {
             Execution::HostUnlessUnderflow(entry, Table::prepare(insn, traits)?)

@@ -55,14 +55,17 @@ fn differs(mnemonic: Mnemonic) -> bool {
     )
 }
 
+/// Whether every host of x86-64-v1 has these features of vector instructions.
+pub(super) fn everywhere(features: &[CpuidFeature]) -> bool {
+    use CpuidFeature as F;
+    features
+        .iter()
+        .all(|feature| matches!(feature, F::MMX | F::SSE | F::SSE2))
+}
+
 /// Whether every host of x86-64-v1 executes a vector instruction, and as every other does.
 pub(crate) fn every_host_executes(insn: &Instruction) -> bool {
-    use CpuidFeature as F;
-    let features = insn.cpuid_features();
-    let everywhere = features
-        .iter()
-        .all(|feature| matches!(feature, F::MMX | F::SSE | F::SSE2));
-    everywhere && !differs(insn.mnemonic())
+    everywhere(insn.cpuid_features()) && !differs(insn.mnemonic())
 }
 
 /// Whether this host executes a vector instruction as every other does.

@@ -10,13 +10,12 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use super::assemble::{Parts, UPPER, instruction};
+use super::assemble::{self, Parts, UPPER, instruction};
 use super::forms;
-use super::kept;
-use super::recipe::{POINTERS, Recipe};
+use super::recipe::POINTERS;
 use super::{MemoryUse, NoThunk, Slot, Thunk, Traits};
 use iced_x86::{
-    Code, CpuidFeature, EncodingKind, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
+    Code, EncodingKind, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
     OpCodeOperandKind as Kind, OpKind, Register,
 };
 
@@ -39,10 +38,7 @@ fn twins() -> &'static HashMap<Code, Twin> {
         let mut legacy: HashMap<Mnemonic, Vec<Code>> = HashMap::new();
         for code in Code::values().filter(|code| code.encoding() == EncodingKind::Legacy) {
             let features = code.cpuid_features();
-            let everywhere = features
-                .iter()
-                .all(|feature| matches!(feature, CpuidFeature::SSE | CpuidFeature::SSE2));
-            if everywhere && !features.is_empty() {
+            if forms::everywhere(features) && !features.is_empty() {
                 legacy.entry(code.mnemonic()).or_default().push(code);
             }
         }
@@ -148,103 +144,71 @@ pub(crate) fn prepare_halved(insn: &Instruction) -> Result<Thunk, NoThunk> {
     let twin = *twins().get(&insn.code()).ok_or(NoThunk::Unsupported)?;
     let mut legacy = Instruction::default();
     legacy.set_code(twin.code);
-    let operands = insn.op_count() - u32::from(twin.copies);
+    let copied = u32::from(twin.copies);
     let mut slots = [Slot::NONE; 4];
     let mut memory = None;
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(insn);
     let mut parts = Parts::default();
-    let halves = if twin.wide { 2 } else { 1 };
-    let mut bodies = vec![legacy; halves];
-    let mut stores = Vec::new();
-    for operand in 0..operands {
+    let mut bodies = vec![legacy; if twin.wide { 2 } else { 1 }];
+    for operand in 0..insn.op_count() - copied {
         let n = operand as usize;
-        // Where the value comes from, and where it goes.
-        let from = if twin.copies && operand == 0 {
-            1
-        } else {
-            operand + u32::from(twin.copies && operand > 0)
+        // Where the value comes from.
+        let from = operand + copied;
+        let pointer = POINTERS[from as usize];
+        // The same part of the operand for both halves, or the other part.
+        let other = |half: usize, distance: i64| match half == 1 && (operand == 0 || !twin.shared) {
+            true => distance,
+            false => 0,
         };
         match insn.op_kind(from) {
             OpKind::Register => {
                 let source = insn.op_register(from);
-                let vector = source.is_xmm() || source.is_ymm();
                 slots[from as usize] = slot(source)?;
                 let written = operand == 0 && info.op_access(0) != OpAccess::Read;
                 if written && twin.copies {
                     slots[0] = slot(insn.op_register(0))?;
                 }
+                let reads = !written || twin.copies;
+                let general = source.is_gpr32() || source.is_gpr64();
                 for (half, body) in bodies.iter_mut().enumerate() {
-                    let name = match vector {
-                        true => register(n, half),
-                        false if source.is_gpr64() => Register::RAX,
-                        false => Register::EAX,
+                    let name = match general {
+                        true if source.is_gpr64() => Register::RAX,
+                        true => Register::EAX,
+                        false => register(n, half),
                     };
                     body.set_op_kind(operand, OpKind::Register);
                     body.set_op_register(operand, name);
-                    let reads = !written || twin.copies;
-                    if reads {
-                        let upper = if half == 1 && (operand == 0 || !twin.shared) {
-                            UPPER
-                        } else {
-                            0
-                        };
-                        let at = MemoryOperand::with_base_displ(POINTERS[from as usize], upper);
-                        let load = if vector {
-                            Code::Movups_xmm_xmmm128
-                        } else {
-                            Code::Mov_r64_rm64
-                        };
-                        let whole = if vector { name } else { Register::RAX };
-                        parts.before.push(instruction(Instruction::with2(load, whole, at))?);
-                    }
-                    if written {
-                        let upper = if half == 1 { UPPER } else { 0 };
-                        let at = MemoryOperand::with_base_displ(POINTERS[0], upper);
-                        let store = if vector {
-                            Code::Movups_xmmm128_xmm
-                        } else {
-                            Code::Mov_rm64_r64
-                        };
-                        let whole = if vector { name } else { Register::RAX };
-                        stores.push(instruction(Instruction::with2(store, at, whole))?);
+                    if reads && general {
+                        assemble::load(&mut parts.before, false, name, pointer)?;
+                    } else if reads {
+                        parts.before.push(load(name, pointer, other(half, UPPER))?);
                     }
                 }
-                if written && vector && !twin.wide {
-                    let zero = register(3, 0);
-                    let clear = Instruction::with2(Code::Pxor_xmm_xmmm128, zero, zero);
-                    let at = MemoryOperand::with_base_displ(POINTERS[0], UPPER);
-                    let store = Instruction::with2(Code::Movups_xmmm128_xmm, at, zero);
-                    stores.extend([instruction(clear)?, instruction(store)?]);
+                if written && general {
+                    assemble::store(&mut parts.after, false, Register::RAX, POINTERS[0])?;
+                } else if written {
+                    parts.after = stores([register(n, 0), register(n, 1)], twin.wide)?;
                 }
             }
             OpKind::Memory => {
-                let size = insn.memory_size().size();
-                let written = operand == 0;
+                let used = memory_use(insn, operand == 0);
                 slots[from as usize] = Slot::MEMORY;
-                memory = Some(MemoryUse {
-                    size: size as u8,
-                    alignment: forms::needs_alignment(insn),
-                    read: !written,
-                    write: written,
-                });
+                memory = Some(used);
                 // A store of a vector's half, a scalar's operand: as they are. Vectors may be anywhere in memory.
-                let vector = size >= 16;
-                if written && vector {
+                let vector = used.size >= 16;
+                if used.write && vector {
                     return Err(NoThunk::Unsupported);
                 }
                 for (half, body) in bodies.iter_mut().enumerate() {
-                    let displacement = if half == 1 && !twin.shared { 16 } else { 0 };
-                    let at = MemoryOperand::with_base_displ(POINTERS[from as usize], displacement);
                     if vector {
                         let name = register(n, half);
-                        let load = Instruction::with2(Code::Movups_xmm_xmmm128, name, at);
-                        parts.before.push(instruction(load)?);
+                        parts.before.push(load(name, pointer, other(half, 16))?);
                         body.set_op_kind(operand, OpKind::Register);
                         body.set_op_register(operand, name);
                     } else {
                         body.set_op_kind(operand, OpKind::Memory);
-                        body.set_memory_base(POINTERS[from as usize]);
+                        body.set_memory_base(pointer);
                     }
                 }
             }
@@ -260,36 +224,52 @@ pub(crate) fn prepare_halved(insn: &Instruction) -> Result<Thunk, NoThunk> {
             _ => return Err(NoThunk::Unsupported),
         }
     }
-    parts.after = stores;
     let traits = Traits {
         flags: forms::writes_flags(insn.mnemonic()),
         mxcsr: forms::uses_mxcsr(insn.mnemonic()),
         ..Traits::default()
     };
-    made(parts, bodies, traits, slots, memory)
-}
-
-fn made(
-    parts: Parts,
-    body: Vec<Instruction>,
-    traits: Traits,
-    slots: [Slot; 4],
-    memory: Option<MemoryUse>,
-) -> Result<Thunk, NoThunk> {
-    let code = parts.assemble(&body, traits)?;
-    let Parts { before, after, wide } = parts;
-    let recipe = Recipe {
-        before,
-        body,
-        after,
-        wide,
-    };
     Ok(Thunk {
-        entry: kept::entry(&code, recipe)?,
+        entry: parts.keep(bodies, traits)?,
         slots,
         memory,
         traits,
     })
+}
+
+/// What an instruction does with its memory operand, which is its destination or not.
+fn memory_use(insn: &Instruction, write: bool) -> MemoryUse {
+    MemoryUse {
+        size: insn.memory_size().size() as u8,
+        alignment: forms::needs_alignment(insn),
+        read: !write,
+        write,
+    }
+}
+
+/// Loads 128 bits.
+fn load(to: Register, pointer: Register, displacement: i64) -> Result<Instruction, NoThunk> {
+    let at = MemoryOperand::with_base_displ(pointer, displacement);
+    instruction(Instruction::with2(Code::Movups_xmm_xmmm128, to, at))
+}
+
+/// Stores 128 bits of the destination.
+fn store(displacement: i64, from: Register) -> Result<Instruction, NoThunk> {
+    let at = MemoryOperand::with_base_displ(POINTERS[0], displacement);
+    instruction(Instruction::with2(Code::Movups_xmmm128_xmm, at, from))
+}
+
+/// Stores a register's halves; of one that has 128 bits written the upper becomes zero.
+fn stores([low, high]: [Register; 2], wide: bool) -> Result<Vec<Instruction>, NoThunk> {
+    let mut code = vec![store(0, low)?];
+    if wide {
+        code.push(store(UPPER, high)?);
+    } else {
+        let zero = register(3, 0);
+        let clear = Instruction::with2(Code::Pxor_xmm_xmmm128, zero, zero);
+        code.extend([instruction(clear)?, store(UPPER, zero)?]);
+    }
+    Ok(code)
 }
 
 /// What AVX's own instructions that move elements do to each half of their destination.
@@ -331,12 +311,7 @@ fn prepare_moved(insn: &Instruction, how: Move) -> Result<Thunk, NoThunk> {
             OpKind::Register => slots[operand as usize] = slot(insn.op_register(operand))?,
             OpKind::Memory => {
                 slots[operand as usize] = Slot::MEMORY;
-                memory = Some(MemoryUse {
-                    size: insn.memory_size().size() as u8,
-                    alignment: 1,
-                    read: operand != 0,
-                    write: operand == 0,
-                });
+                memory = Some(memory_use(insn, operand == 0));
             }
             OpKind::Immediate8 => {}
             _ => return Err(NoThunk::Unsupported),
@@ -345,17 +320,6 @@ fn prepare_moved(insn: &Instruction, how: Move) -> Result<Thunk, NoThunk> {
     let wide = insn.op0_register().is_ymm();
     let control = insn.immediate8();
     let halves = [register(0, 0), register(0, 1)];
-    // 128 bits of an operand, or the other 128.
-    let load = |register, operand: usize, other: bool| {
-        let in_memory = slots[operand].is_memory();
-        let displacement = match other {
-            true if in_memory => 16,
-            true => UPPER,
-            false => 0,
-        };
-        let at = MemoryOperand::with_base_displ(POINTERS[operand], displacement);
-        instruction(Instruction::with2(Code::Movups_xmm_xmmm128, register, at))
-    };
     let mut parts = Parts::default();
     let mut body = Vec::new();
     let mut stored = [halves[0]; 2];
@@ -366,7 +330,7 @@ fn prepare_moved(insn: &Instruction, how: Move) -> Result<Thunk, NoThunk> {
             parts.before.push(match size {
                 4 if memory.is_some() => instruction(Instruction::with2(Code::Movss_xmm_xmmm32, to, at))?,
                 8 if memory.is_some() => instruction(Instruction::with2(Code::Movsd_xmm_xmmm64, to, at))?,
-                _ => load(to, 1, false)?,
+                _ => load(to, POINTERS[1], 0)?,
             });
             match size {
                 4 => body.push(instruction(Instruction::with3(
@@ -383,16 +347,24 @@ fn prepare_moved(insn: &Instruction, how: Move) -> Result<Thunk, NoThunk> {
             stored = halves;
             for (half, &name) in halves.iter().enumerate() {
                 let inserted = half == usize::from(control & 1);
-                let from = if inserted { 2 } else { 1 };
-                parts.before.push(load(name, from, !inserted && half == 1)?);
+                let (from, displacement) = match (inserted, half) {
+                    (true, _) => (2, 0),
+                    (false, 0) => (1, 0),
+                    (false, _) => (1, UPPER),
+                };
+                parts.before.push(load(name, POINTERS[from], displacement)?);
             }
         }
-        Move::Extract => parts.before.push(load(halves[0], 1, control & 1 != 0)?),
+        Move::Extract => {
+            let displacement = if control & 1 != 0 { UPPER } else { 0 };
+            parts.before.push(load(halves[0], POINTERS[1], displacement)?);
+        }
         Move::Permute32 | Move::Permute64 => {
             let number = if wide { 2 } else { 1 };
+            let distance = if memory.is_some() { 16 } else { UPPER };
             stored = halves;
             for (half, &name) in halves.iter().enumerate().take(number) {
-                parts.before.push(load(name, 1, half == 1)?);
+                parts.before.push(load(name, POINTERS[1], half as i64 * distance)?);
                 body.push(instruction(if how == Move::Permute32 {
                     Instruction::with3(Code::Pshufd_xmm_xmmm128_imm8, name, name, u32::from(control))
                 } else {
@@ -402,19 +374,17 @@ fn prepare_moved(insn: &Instruction, how: Move) -> Result<Thunk, NoThunk> {
             }
         }
     }
-    let store = |displacement, from| {
-        let at = MemoryOperand::with_base_displ(POINTERS[0], displacement);
-        instruction(Instruction::with2(Code::Movups_xmmm128_xmm, at, from))
+    parts.after = match slots[0].is_memory() {
+        true => vec![store(0, stored[0])?],
+        false => stores(stored, wide)?,
     };
-    parts.after.push(store(0, stored[0])?);
-    if wide {
-        parts.after.push(store(UPPER, stored[1])?);
-    } else if !slots[0].is_memory() {
-        let zero = register(3, 0);
-        let clear = Instruction::with2(Code::Pxor_xmm_xmmm128, zero, zero);
-        parts.after.extend([instruction(clear)?, store(UPPER, zero)?]);
-    }
-    made(parts, body, Traits::default(), slots, memory)
+    let traits = Traits::default();
+    Ok(Thunk {
+        entry: parts.keep(body, traits)?,
+        slots,
+        memory,
+        traits,
+    })
 }
 
 fn slot(register: Register) -> Result<Slot, NoThunk> {

@@ -6,8 +6,8 @@ use iced_x86::{Instruction, OpKind, Register};
 /// The pointers to the operands, in order.
 pub(super) const POINTERS: [Register; 4] = [Register::RDI, Register::RSI, Register::RDX, Register::RCX];
 
-/// What a thunk was made from: the loads, the instruction (of halves two) and the stores, with the pointers as bases. MXCSR, the flags and the clean
-/// upper halves that Rust expects are the caller's affair.
+/// What a thunk was made from: the loads, the instruction (of halves two) and the stores, with the pointers as bases. MXCSR, the flags and
+/// the clean upper halves that Rust expects are the caller's affair.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub before: Vec<Instruction>,
