@@ -107,6 +107,15 @@ fn the_guest_tests_of_vmx_pass_on_every_generation() {
     assert!(outcome.console.contains(" 0 failed"), "{}", outcome.console);
 }
 
+/// A test has passed on a model, or was skipped there.
+fn assert_passes(model: &str, said: &str, test: &str, runs: bool) {
+    let line = said.lines().find(|line| line.contains(test)).unwrap_or_default();
+    assert!(
+        line.starts_with("ok ") && line.contains("SKIP") != runs,
+        "{model}: {said}"
+    );
+}
+
 /// What came with later parts is there on those, and not before.
 // covers: vmx/pt-guest-physical, vmx/lbr-switch, vmx/user-wait
 #[test]
@@ -126,16 +135,12 @@ fn later_parts_run_the_guest_tests_of_what_they_have() {
             ("architectural_last_branches_of_the_guest_alone", others),
             ("user_wait", others),
         ] {
-            let line = said.lines().find(|line| line.contains(test)).unwrap_or_default();
-            assert!(
-                line.starts_with("ok ") && line.contains("SKIP") != runs,
-                "{model}: {said}"
-            );
+            assert_passes(model, said, test, runs);
         }
     }
 }
 
-/// On the models of the matrix those tests of it that need VMX are skipped.
+/// Those tests of it that need VMX run where the model has it.
 // covers: smm/guest
 #[test]
 fn the_guest_tests_of_smm_pass_in_vmx_operation() {
@@ -150,11 +155,7 @@ fn the_guest_tests_of_smm_pass_in_vmx_operation() {
             ("vmx_root_operation_is_left_and_entered", true),
             ("the_preemption_timer_counts_in_smm", timer),
         ] {
-            let line = said.lines().find(|line| line.contains(vmx)).unwrap_or_default();
-            assert!(
-                line.starts_with("ok ") && line.contains("SKIP") != runs,
-                "{model}: {said}"
-            );
+            assert_passes(model, said, vmx, runs);
         }
     }
 }

@@ -9,7 +9,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -56,7 +55,7 @@ pub const CORE2: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
-    vmx: Some(vmx::caps::CORE2),
+    vmx: Some(VMX),
     ..CpuModel::NONE
 };
 
@@ -98,12 +97,11 @@ const SILICON: [CpuidRow; 23] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
-/// What a guest sees of the part's features, and of its VMX.
-const SHOWN: Features = policy::shown(Features::of(&SILICON));
-const VMX: VmxCaps = vmx::caps::CORE2.shown(SHOWN);
+/// What the part can do in VMX operation.
+const VMX: VmxCaps = vmx::caps::CORE2;
 
 const PARTS: &[&[MsrRow]] = &[
-    &VMX.msrs::<{ VMX.count() }>(SHOWN),
+    msrs::vmx_capabilities!(VMX, SILICON),
     &msrs::mtrrs::<16>(36),
     &MTRR_FIXED,
     &MEMORY_TYPES,

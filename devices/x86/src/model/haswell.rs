@@ -7,7 +7,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -64,7 +63,7 @@ pub const HASWELL: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
-    vmx: Some(vmx::caps::HASWELL),
+    vmx: Some(VMX),
     ..CpuModel::NONE
 };
 
@@ -115,12 +114,11 @@ const SILICON: [CpuidRow; 30] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
-/// What a guest sees of the part's features, and of its VMX.
-const SHOWN: Features = policy::shown(Features::of(&SILICON));
-const VMX: VmxCaps = vmx::caps::HASWELL.shown(SHOWN);
+/// What the part can do in VMX operation.
+const VMX: VmxCaps = vmx::caps::HASWELL;
 
 const PARTS: &[&[MsrRow]] = &[
-    &VMX.msrs::<{ VMX.count() }>(SHOWN),
+    msrs::vmx_capabilities!(VMX, SILICON),
     &msrs::mtrrs::<20>(39),
     &MTRR_FIXED,
     &MEMORY_TYPES,

@@ -250,6 +250,16 @@ pub const RESIDENCIES: [MsrRow; 6] = [
     MsrRow::read_only(MSR_CORE_C7_RESIDENCY, "MSR_CORE_C7_RESIDENCY", 0),
 ];
 
+/// The capability MSRs of a part's VMX, as far as its features are shown.
+macro_rules! vmx_capabilities {
+    ($caps:expr, $silicon:expr) => {{
+        const SHOWN: $crate::cpuid::Features = policy::shown($crate::cpuid::Features::of(&$silicon));
+        const ROWS: &([MsrRow; 18], usize) = &$caps.shown(SHOWN).rows(SHOWN);
+        ROWS.0.split_at(ROWS.1).0
+    }};
+}
+pub(super) use vmx_capabilities;
+
 /// A limit of RAPL with its lock bit, or a policy that goes with one: firmware has locked it, and writes are ignored until the next
 /// reset. SDM Vol. 3B 16.10.3 "Package RAPL Domain", 16.10.4 "PP0/PP1 RAPL Domains".
 const fn locked(msr: u32, name: &'static str, lock: u64) -> MsrRow {

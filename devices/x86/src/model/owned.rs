@@ -292,7 +292,7 @@ impl OwnedModel {
             }
         }
         if let Some(caps) = self.vmx.filter(|_| features.vmx()) {
-            for row in caps.shown(features).registers(features) {
+            for row in caps.shown(features).msrs(features) {
                 if let Err(at) = registers.binary_search_by_key(&row.msr, |r| r.msr) {
                     registers.insert(at, row);
                 }

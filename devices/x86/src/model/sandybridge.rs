@@ -7,7 +7,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PRECISE_STORE, PebsCaps, PebsFormat};
 use crate::pmu::{PmuCaps, events};
 use crate::vmx::{self, VmxCaps};
@@ -57,7 +56,7 @@ pub const SANDYBRIDGE: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
-    vmx: Some(vmx::caps::WESTMERE),
+    vmx: Some(VMX),
     ..CpuModel::NONE
 };
 
@@ -108,12 +107,11 @@ const SILICON: [CpuidRow; 30] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
-/// What a guest sees of the part's features, and of its VMX.
-const SHOWN: Features = policy::shown(Features::of(&SILICON));
-const VMX: VmxCaps = vmx::caps::WESTMERE.shown(SHOWN);
+/// What the part can do in VMX operation.
+const VMX: VmxCaps = vmx::caps::WESTMERE;
 
 const PARTS: &[&[MsrRow]] = &[
-    &VMX.msrs::<{ VMX.count() }>(SHOWN),
+    msrs::vmx_capabilities!(VMX, SILICON),
     &msrs::mtrrs::<20>(36),
     &MTRR_FIXED,
     &MEMORY_TYPES,

@@ -8,7 +8,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, COMMON, MEMORY_TYPES, MTRR_FIXED};
 use super::{CpuModel, CpuidRow, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
 use crate::pmu::{PmuCaps, events};
@@ -67,7 +66,7 @@ pub const SKYLAKE_SERVER: CpuModel = CpuModel {
         }),
         pt: PtCaps::of(&SILICON, 84 * CRYSTAL_KHZ),
     },
-    vmx: Some(vmx::caps::SKYLAKE_SERVER),
+    vmx: Some(VMX),
     ..CpuModel::NONE
 };
 
@@ -139,12 +138,11 @@ const SILICON: [CpuidRow; 51] = [
 /// The plain MSRs.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
-/// What a guest sees of the part's features, and of its VMX.
-const SHOWN: Features = policy::shown(Features::of(&SILICON));
-const VMX: VmxCaps = vmx::caps::SKYLAKE_SERVER.shown(SHOWN);
+/// What the part can do in VMX operation.
+const VMX: VmxCaps = vmx::caps::SKYLAKE_SERVER;
 
 const PARTS: &[&[MsrRow]] = &[
-    &VMX.msrs::<{ VMX.count() }>(SHOWN),
+    msrs::vmx_capabilities!(VMX, SILICON),
     &msrs::mtrrs::<20>(46),
     &MTRR_FIXED,
     &MEMORY_TYPES,

@@ -15,7 +15,6 @@
 
 use super::msrs::{self, BANK_REGISTERS, MTRR_FIXED};
 use super::{Check, CpuModel, CpuidRow, Difference, MsrRow, UnitCaps, leaf, policy, subleaf};
-use crate::cpuid::Features;
 use crate::cpuid::{Feature, Register};
 use crate::ds::{DsCaps, PebsCaps, PebsFormat};
 use crate::msr::*;
@@ -68,7 +67,7 @@ pub const WESTMERE: CpuModel = CpuModel {
         }),
         ..UnitCaps::NONE
     },
-    vmx: Some(vmx::caps::WESTMERE),
+    vmx: Some(VMX),
     ..CpuModel::NONE
 };
 
@@ -130,12 +129,11 @@ const ADJUSTMENTS: &[Difference] = &[Difference {
 /// MSR_MISC_FEATURE_ENABLES, MSR_PPERF, IA32_TSC_DEADLINE; and all of C001_xxxxH, which are another vendor's.
 static MSRS: [MsrRow; msrs::total(PARTS)] = msrs::merge(PARTS);
 
-/// What a guest sees of the part's features, and of its VMX.
-const SHOWN: Features = policy::shown(Features::of(&SILICON));
-const VMX: VmxCaps = vmx::caps::WESTMERE.shown(SHOWN);
+/// What the part can do in VMX operation.
+const VMX: VmxCaps = vmx::caps::WESTMERE;
 
 const PARTS: &[&[MsrRow]] = &[
-    &VMX.msrs::<{ VMX.count() }>(SHOWN),
+    msrs::vmx_capabilities!(VMX, SILICON),
     &msrs::mtrrs::<16>(40),
     &MTRR_FIXED,
     &msrs::banks::<{ 9 * BANK_REGISTERS }>(),

@@ -425,28 +425,10 @@ impl VmxCaps {
         highest as u64
     }
 
-    /// How many capability MSRs there are.
-    pub const fn count(&self) -> usize {
-        let mut count = 11;
-        if self.primary.contains(Primary::SECONDARY) {
-            count += 1;
-        }
-        if self.secondary.any(Secondary::EPT.with(Secondary::VPID)) {
-            count += 1;
-        }
-        if self.true_controls {
-            count += 4;
-        }
-        if self.secondary.contains(Secondary::VM_FUNCTIONS) {
-            count += 1;
-        }
-        count
-    }
-
-    /// The capability MSRs of a part with these features, ascending; `N` is their [count](VmxCaps::count).
-    pub const fn msrs<const N: usize>(&self, features: Features) -> [MsrRow; N] {
+    /// The capability MSRs of a part with these features, ascending, and how many of the rows they are.
+    pub const fn rows(&self, features: Features) -> ([MsrRow; 18], usize) {
         let (pin, primary, exit, entry) = self.must_be_1();
-        let mut rows = [MsrRow::read_only(0x480, "IA32_VMX_BASIC", self.basic()); N];
+        let mut rows = [MsrRow::read_only(0x480, "IA32_VMX_BASIC", self.basic()); 18];
         let always = [
             MsrRow::read_only(0x481, "IA32_VMX_PINBASED_CTLS", allowed(default1::PIN, self.pin.0)),
             MsrRow::read_only(
@@ -485,16 +467,15 @@ impl VmxCaps {
         }
         if self.secondary.contains(Secondary::VM_FUNCTIONS) {
             rows[n] = MsrRow::read_only(0x491, "IA32_VMX_VMFUNC", self.functions);
+            n += 1;
         }
-        rows
+        (rows, n)
     }
 
-    /// The same, of capabilities that are not known when the program is built.
-    pub fn registers(&self, features: Features) -> Vec<MsrRow> {
-        const MOST: usize = 18;
-        let mut rows = self.msrs::<MOST>(features).to_vec();
-        rows.truncate(self.count());
-        rows
+    /// The same as a list.
+    pub fn msrs(&self, features: Features) -> Vec<MsrRow> {
+        let (rows, count) = self.rows(features);
+        rows[..count].to_vec()
     }
 }
 

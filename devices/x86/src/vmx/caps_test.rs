@@ -48,7 +48,7 @@ fn a_control_that_must_be_1_can_be_1_and_models_deny_what_the_engine_lacks() {
     for model in MODELS {
         let Some(part) = model.vmx else { continue };
         let shown = part.shown(Features::all());
-        for row in shown.registers(Features::all()) {
+        for row in shown.msrs(Features::all()) {
             if matches!(row.msr, 0x481..=0x484 | 0x48b | 0x48d..=0x490) {
                 let (must, can) = (row.reset as u32, (row.reset >> 32) as u32);
                 assert_eq!(must & !can, 0, "{} {}", model.name, row.name);

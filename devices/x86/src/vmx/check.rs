@@ -15,7 +15,8 @@ use super::controls::{Entry, Exit, Pin, Primary, Secondary};
 use super::fields::{Field, Vmcs};
 use super::{InstructionError, VmxCaps};
 use crate::cpuid::Features;
-use crate::pt::PtCaps;
+use crate::lbr::ArchLbrLeaf;
+use crate::model::CpuModel;
 
 /// What of the processor the rules depend on.
 pub struct Processor<'a> {
@@ -33,12 +34,10 @@ pub struct Processor<'a> {
     pub debugctl: u64,
     /// Bits that IA32_PERF_GLOBAL_CTRL can hold.
     pub perf_global_ctrl: u64,
-    /// What its Intel PT can do, if it has any.
-    pub pt: Option<&'a PtCaps>,
+    /// What its units can do.
+    pub model: &'a CpuModel,
     /// Intel PT is on: IA32_RTIT_CTL.TraceEn.
     pub tracing: bool,
-    /// Bits that IA32_LBR_CTL can hold.
-    pub lbr_ctl: u64,
     /// Reads eight bytes of physical memory.
     pub read: &'a dyn Fn(u64) -> u64,
 }
@@ -135,6 +134,12 @@ impl Vmcs {
 }
 
 impl Processor<'_> {
+    /// Bits that IA32_LBR_CTL can hold.
+    pub(crate) fn lbr_ctl(&self) -> u64 {
+        let regs = self.model.cpuid(0x1c, 0);
+        ArchLbrLeaf { regs }.control()
+    }
+
     /// A physical address has bits beyond the width.
     pub(crate) fn beyond(&self, address: u64) -> bool {
         self.physical_bits < 64 && address >> self.physical_bits != 0

@@ -45,9 +45,8 @@ fn traced<T>(long_mode: bool, tracing: bool, f: impl FnOnce(&Processor<'_>) -> T
         long_mode,
         debugctl: 0xffc3,
         perf_global_ctrl: 0xf_0000_00ff,
-        pt: crate::model::SAPPHIRERAPIDS.units.pt.as_ref(),
+        model: &crate::model::SAPPHIRERAPIDS,
         tracing,
-        lbr_ctl: 0x7f_000f,
         read: &memory,
     })
 }

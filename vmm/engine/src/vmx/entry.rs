@@ -1,6 +1,5 @@
 //! VM entries (SDM Vol. 3C chapter 27 "VM Entries").
 
-use x86::lbr::ArchLbrLeaf;
 use x86::msr::IA32_RTIT_CTL;
 use x86::vmx::caps::TIMER_RATE;
 use x86::vmx::check::{self, Processor};
@@ -75,19 +74,13 @@ impl Cpu {
     /// Does something with what the checks of VM entry depend on.
     pub(super) fn with_processor<T>(&mut self, f: impl FnOnce(&Processor<'_>) -> T) -> Option<T> {
         let caps = self.vmx_caps?;
-        let units = &self.model.units;
+        let model = self.model;
+        let units = &model.units;
         let (features, long_mode) = (self.features, self.efer.lma());
         let (physical_bits, linear_bits) = (self.maxphyaddr, self.linear_bits);
         let debugctl = units
             .debugctl
             .map_or(0, |caps| caps.writable_with(features) | caps.ignored);
-        let lbr_ctl = match features.arch_lbr() {
-            true => {
-                let regs = self.model.cpuid(0x1c, 0);
-                ArchLbrLeaf { regs }.control()
-            }
-            false => 0,
-        };
         // The counters, and EN_PERF_METRICS.
         let perf_global_ctrl = units.pmu.map_or(0, |caps| {
             let metrics = caps.capabilities.unwrap_or(0) & x86::pmu::capabilities::METRICS != 0;
@@ -103,9 +96,8 @@ impl Cpu {
             long_mode,
             debugctl,
             perf_global_ctrl,
-            pt: units.pt.as_ref(),
+            model,
             tracing,
-            lbr_ctl,
             read: &|at| shared.ram.read_phys(at, 8),
         }))
     }

@@ -173,9 +173,9 @@ pub const GUEST: &[Rule] = rules! {
         };
     "27.3.1.1" "reserved bits of IA32_RTIT_CTL" =>
         |v, p| v.entry_controls().contains(Entry::LOAD_RTIT_CTL)
-            && p.pt.is_none_or(|caps| RtitCtl::accept(v.get(Field::GUEST_RTIT_CTL), caps).is_err());
+            && p.model.units.pt.is_none_or(|caps| RtitCtl::accept(v.get(Field::GUEST_RTIT_CTL), &caps).is_err());
     "27.3.1.1" "reserved bits of IA32_LBR_CTL" =>
-        |v, p| v.entry_controls().contains(Entry::LOAD_LBR_CTL) && v.get(Field::GUEST_LBR_CTL) & !p.lbr_ctl != 0;
+        |v, p| v.entry_controls().contains(Entry::LOAD_LBR_CTL) && v.get(Field::GUEST_LBR_CTL) & !p.lbr_ctl() != 0;
     "27.3.1.1" "reserved bits of PKRS" =>
         |v, _| v.entry_controls().contains(Entry::LOAD_PKRS) && v.get(Field::GUEST_PKRS) >> 32 != 0;
 
