@@ -887,15 +887,15 @@ impl View<'_> {
     }
 
     /// Does `f(processor, physical address, span of the bytes)` for each page of a linear span.
-    fn pages(
+    fn pages<E>(
         &mut self,
-        la: u64,
+        address: u64,
         len: u64,
-        mut f: impl FnMut(&mut Self, u64, core::ops::Range<usize>) -> Result<(), PageFault>,
-    ) -> Result<(), PageFault> {
+        mut f: impl FnMut(&mut Self, u64, core::ops::Range<usize>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut at = 0;
         while at < len {
-            let here = la.wrapping_add(at);
+            let here = address.wrapping_add(at);
             let part = (0x1000 - (here & 0xfff)).min(len - at);
             f(self, here, at as usize..(at + part) as usize)?;
             at += part;
@@ -933,19 +933,29 @@ impl TraceMem for View<'_> {
     }
 
     fn read_phys(&mut self, pa: u64, bytes: &mut [u8]) -> Result<(), BadPhys> {
-        for (pa, span) in self.cpu.trace_pages(pa, bytes.len(), false)? {
-            let read = self.cpu.shared().ram.read(pa, &mut bytes[span]);
-            read.map_err(|address| BadPhys { address })?;
+        let bad = |address| BadPhys { address };
+        if !self.cpu.trace_translates() {
+            return self.cpu.shared().ram.read(pa, bytes).map_err(bad);
         }
-        Ok(())
+        self.pages(pa, bytes.len() as u64, |view, here, span| {
+            let pa = view.cpu.trace_address(here, false).ok_or(bad(here))?;
+            view.cpu.shared().ram.read(pa, &mut bytes[span]).map_err(bad)
+        })
     }
 
     fn write_phys(&mut self, pa: u64, bytes: &[u8]) -> Result<(), BadPhys> {
-        for (pa, span) in self.cpu.trace_pages(pa, bytes.len(), true)? {
-            let written = self.cpu.shared().write_ram(pa, &bytes[span]);
-            written.map_err(|address| BadPhys { address })?;
+        let bad = |address| BadPhys { address };
+        if !self.cpu.trace_translates() {
+            return self.cpu.shared().write_ram(pa, bytes).map_err(bad);
         }
-        Ok(())
+        // All of it, or nothing.
+        self.pages(pa, bytes.len() as u64, |view, here, _| {
+            view.cpu.trace_address(here, true).map(drop).ok_or(bad(here))
+        })?;
+        self.pages(pa, bytes.len() as u64, |view, here, span| {
+            let pa = view.cpu.trace_address(here, true).ok_or(bad(here))?;
+            view.cpu.shared().write_ram(pa, &bytes[span]).map_err(bad)
+        })
     }
 
     fn unmapped(&mut self) -> bool {

@@ -259,8 +259,8 @@ impl GuestMemory {
         outcome
     }
 
-    /// Reads the current entry, which could not be read before.
-    fn reread(&mut self, caps: &PtCaps, mem: &mut dyn TraceMem) -> Option<Outcome> {
+    /// Takes the current entry's region into use, or says what comes of it that it cannot be.
+    fn enter_region(&mut self, caps: &PtCaps, mem: &mut dyn TraceMem) -> Option<Outcome> {
         match self.load(caps, mem) {
             Ok(region) if self.ptrs.output_offset() < region.size => {
                 self.scheme = Scheme::Topa(region);
@@ -300,25 +300,23 @@ impl Output for GuestMemory {
         if self.base & 0xFFF != 0 {
             return self.fail();
         }
-        self.reread(caps, mem).unwrap_or_default()
+        self.enter_region(caps, mem).unwrap_or_default()
     }
 
     fn put(&mut self, bytes: &[u8], caps: &PtCaps, mem: &mut dyn TraceMem) -> Outcome {
         if self.scheme == Scheme::Unread
-            && let Some(outcome) = self.reread(caps, mem)
+            && let Some(outcome) = self.enter_region(caps, mem)
         {
             return match self.scheme {
                 Scheme::Unread => self.hold(bytes, outcome),
                 _ => outcome,
             };
         }
-        let all: Vec<u8>;
+        let all;
         let bytes = if self.held.is_empty() || self.held_at != self.registers() {
             bytes
         } else {
-            let mut held = std::mem::take(&mut self.held);
-            held.extend_from_slice(bytes);
-            all = held;
+            all = [&std::mem::take(&mut self.held), bytes].concat();
             &all
         };
         match self.scheme {

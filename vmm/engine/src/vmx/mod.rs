@@ -251,11 +251,14 @@ impl Guest {
         real & !self.cr4_mask | self.cr4_shadow & self.cr4_mask
     }
 
+    fn scales_tsc(&self) -> bool {
+        self.primary.contains(Primary::TSC_OFFSETTING) && self.secondary.contains(Secondary::TSC_SCALING)
+    }
+
     /// How many ticks of the real time-stamp counter so many of the guest's take.
     pub(crate) fn ticks(&self, guest: u64) -> u64 {
-        let scaled = self.primary.contains(Primary::TSC_OFFSETTING) && self.secondary.contains(Secondary::TSC_SCALING);
         let multiplier = u128::from(self.tsc_multiplier);
-        if !scaled || multiplier == 0 {
+        if !self.scales_tsc() || multiplier == 0 {
             return guest;
         }
         u64::try_from((u128::from(guest) << 48) / multiplier).unwrap_or(u64::MAX)
@@ -266,7 +269,7 @@ impl Guest {
         if !self.primary.contains(Primary::TSC_OFFSETTING) {
             return real;
         }
-        let scaled = if self.secondary.contains(Secondary::TSC_SCALING) {
+        let scaled = if self.scales_tsc() {
             (u128::from(real) * u128::from(self.tsc_multiplier) >> 48) as u64
         } else {
             real

@@ -4,20 +4,15 @@
 //! An address that EPT does not translate as it must is a VM exit that is asynchronous to the guest's instructions, before the next of them. The
 //! unit holds what it has for that address, and tries again with its next packets.
 
-use core::ops::Range;
-
 use x86::vmx::controls::Secondary;
-use x86::watch::BadPhys;
+use x86::vmx::ept::{EptPage, qualification};
 
 use super::ExitInformation;
 use super::nested::NestedFault;
 use crate::cpu::Cpu;
 use crate::mmu::Access;
 
-/// Parts of memory that are each in one page: physical addresses, and what of the bytes is there.
-type Parts = Vec<(u64, Range<usize>)>;
-
-/// A page that Intel PT could not reach: the guest-physical address, and what the VM exit tells.
+/// A page that Intel PT could not reach.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TraceFault {
     /// The guest-physical address.
@@ -27,48 +22,36 @@ pub struct TraceFault {
 }
 
 impl Cpu {
-    /// Where `len` bytes are which Intel PT reads or writes at an address that software gave it.
-    ///
-    /// # Errors
-    /// The first address that EPT does not translate: the guest is about to leave then.
-    pub(crate) fn trace_pages(&mut self, pa: u64, len: usize, write: bool) -> Result<Parts, BadPhys> {
-        let translated = self
-            .guest()
-            .is_some_and(|guest| guest.secondary.contains(Secondary::PT_GUEST_PHYSICAL));
-        let nested = if translated { self.nested() } else { None };
-        let Some(nested) = nested else {
-            return Ok(vec![(pa, 0..len)]);
-        };
-        let mut parts = Vec::new();
-        let mut at = 0;
-        while at < len {
-            let here = pa.wrapping_add(at as u64);
-            let part = (0x1000 - (here & 0xfff) as usize).min(len - at);
-            let access = if write { Access::Write } else { Access::Read };
-            match nested.page(&mut self.shared().ram, here, access, false, true) {
-                Ok(page) => parts.push((page.physical | here & 0xfff, at..at + part)),
-                Err(_) => {
-                    if let Some(guest) = self.guest_mut() {
-                        guest.trace_fault = Some(TraceFault { address: here, write });
-                    }
-                    return Err(BadPhys { address: here });
-                }
+    /// Intel PT's addresses are guest-physical ones.
+    pub(crate) fn trace_translates(&self) -> bool {
+        self.guest()
+            .is_some_and(|guest| guest.secondary.contains(Secondary::PT_GUEST_PHYSICAL))
+    }
+
+    /// Where EPT has what Intel PT reads or writes at an address, within its page; `None`: nowhere, and the guest is about to leave.
+    pub(crate) fn trace_address(&mut self, address: u64, write: bool) -> Option<u64> {
+        let fault = TraceFault { address, write };
+        match self.trace_page(fault, true)? {
+            Ok(page) => Some(page.physical | address & 0xfff),
+            Err(_) => {
+                self.guest_mut()?.trace_fault = Some(fault);
+                None
             }
-            at += part;
         }
-        Ok(parts)
+    }
+
+    fn trace_page(&mut self, at: TraceFault, commit: bool) -> Option<Result<EptPage, NestedFault>> {
+        let access = if at.write { Access::Write } else { Access::Read };
+        let nested = self.nested()?;
+        Some(nested.page(&mut self.shared().ram, at.address, access, false, commit))
     }
 
     /// The VM exit that Intel PT causes before the next instruction: what EPT says of the page now, if it still refuses it.
     pub(super) fn trace_exit(&mut self) -> Option<ExitInformation> {
         let fault = self.guest()?.trace_fault?;
-        let nested = self.nested()?;
-        let access = if fault.write { Access::Write } else { Access::Read };
-        let refused: NestedFault = nested
-            .page(&mut self.shared().ram, fault.address, access, false, false)
-            .err()?;
+        let refused = self.trace_page(fault, false)?.err()?;
         let mut exit = self.nested_information(refused, None)?;
-        exit.qualification |= x86::vmx::ept::qualification::ASYNCHRONOUS;
+        exit.qualification |= qualification::ASYNCHRONOUS;
         exit.convertible = false;
         Some(exit)
     }
